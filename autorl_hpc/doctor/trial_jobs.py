@@ -163,7 +163,7 @@ class TrialRun:
         return [*in_group(FIRST_GROUP, found, clocks), *self._nodes(), *in_group(TWO_GROUP, *two)]
 
     def _first(self, job: TrialJob) -> tuple[Finding, str]:
-        """Submit the first job; return what is found, and why there can be no pair."""
+        """Return what is found, and why there can be no pair."""
         asked = job.request.describe()
         if refused := self._submit(job):
             found = problem(TIME_TO_RUN, f"refused: {refused.what}", "no run starts", refused.next_step or "")
@@ -268,7 +268,6 @@ def _gist(finding: Finding) -> tuple[str, str, str]:
 
 
 def _expected_start(name: str) -> str:
-    """Return the scheduler's plan; empty where it has none."""
     try:
         text = slurm.run(["squeue", "--noheader", "--start", f"--name={name}", "--format=%S"]).strip()
     except slurm.SchedulerError:

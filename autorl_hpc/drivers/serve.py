@@ -118,7 +118,6 @@ class Server:
         return (self._lines() or [""])[-1]
 
     def _lines(self) -> list[str]:
-        """Return the last non-empty lines of this start, with the key masked."""
         text = reading.tail(self._log, LOG_TAIL_BYTES, self._log_from) or ""
         return [line.strip().replace(self._key, "***")[:MAX_WORDS] for line in text.splitlines() if line.strip()]
 

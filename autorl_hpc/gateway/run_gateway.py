@@ -152,7 +152,6 @@ def _server(gateway: Gateway, most: int) -> web.Server:
 
 
 async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
-    """Listen at all sockets of the settings. Return the port, if there is one."""
     from aiohttp import web
 
     listening = []
@@ -192,7 +191,6 @@ def unix_socket(path: Path) -> socket.socket:
 
 
 async def _follow_commands(gateway: Gateway, books: Books) -> None:
-    """Follow the supervisor's lines until it sends stop or closes the pipe."""
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():

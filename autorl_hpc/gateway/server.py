@@ -105,7 +105,6 @@ def _constant(word: str) -> Any:
 
 MAX_BODY_BYTES: Final = 32 * 2**20  # limit for one request, as providers have it
 MAX_BODIES_BYTES: Final = 256 * 2**20  # limit for all requests under way together
-LARGE_BYTES: Final = 2**20  # larger bodies are parsed in a thread, one at a time, so that streams go on
 MAX_AT_ONCE: Final = 1000
 BODY_S: Final = 120.0
 ONCE_ONLY: Final = ("Content-Type", "Content-Encoding", "Content-Length", "Transfer-Encoding", "Authorization")
@@ -118,7 +117,6 @@ class Gateway:
         self._settings, self._driver, self._books = settings, driver, books
         self._allowed = Allowed(settings.tools)
         self._bodies_bytes = self._at_once = 0
-        self._large = asyncio.Semaphore(1)
         self._closed: str | None = None
         self.unknown: dict[Any, asyncio.Transport] = {}  # connections that have not shown the token, oldest first
 
@@ -171,11 +169,7 @@ class Gateway:
         self._at_once += 1
         try:
             data = await self._body(request, call)
-            if len(data) > LARGE_BYTES:
-                async with self._large:
-                    data = await asyncio.to_thread(self._checked, found, data, call)
-            else:
-                data = self._checked(found, data, call)
+            data = self._checked(found, data, call)
             call.number = self._books.number()
             call.generates, wants = found.kind == "generate", call.wants
             if call.generates and wants is not None:

@@ -187,7 +187,6 @@ class UsageMeter:
         return status or next(named, 500), json.dumps(error)
 
     def feed(self, data: bytes) -> None:
-        """Read one piece of the answer."""
         self._copy += data
         if self._events and not self._lost:
             for event in _events(self._copy):

@@ -299,7 +299,6 @@ async def forward(
 
 
 async def _failed(driver: Driver, sent: Sent, call: CallRecord, known: bool) -> web.StreamResponse:
-    """Return the driver's error with its status, without the key."""
     from aiohttp import ClientError, web
 
     response, body = sent.response, b""
@@ -366,7 +365,6 @@ async def _pass(request: web.BaseRequest, sent: Sent, call: CallRecord) -> web.S
 
 
 async def _pieces(sent: Sent, made: web.StreamResponse, call: CallRecord, meter: UsageMeter) -> bool:
-    """Forward the pieces of an answer. Return whether it is complete."""
     from aiohttp import ClientError
 
     key = (sent.key or "").encode("utf-8", "surrogateescape")

@@ -7,6 +7,7 @@ its `check` and reports the outcome; no other process of the user can read its m
 from __future__ import annotations
 
 import builtins
+import fcntl
 import gc
 import itertools
 import json
@@ -26,8 +27,7 @@ from fractions import Fraction
 from typing import Any
 
 from autorl_hpc.files.processes import descendants, stat_fields
-from autorl_hpc.sandbox import linux
-from autorl_hpc.sandbox.program_limits import confine
+from autorl_hpc.sandbox import linux, seccomp
 
 # --- protocol between checker and candidate: JSON in frames with a length
 # Reading runs no code and creates no object of the sender's choice: an answer arrives as None, a bool, number, text, bytes or a
@@ -176,6 +176,87 @@ def _read(pipe: int, missing: int, wait: Callable[[int], None]) -> bytes:
         parts.append(part)
         missing -= len(part)
     return b"".join(parts)
+
+
+# --- confinement of one candidate: always the limits, and the layers that work on this host, outermost first
+
+NAMESPACES, LANDLOCK, SECCOMP = "namespaces", "landlock", "seccomp"
+LAYERS = (NAMESPACES, LANDLOCK, SECCOMP)
+MAX_OPEN_FILES = 32
+MOST_DESCRIPTORS = 256  # the checker starts with three and opens a few more
+NOBODY = 65534
+PRIVATE = "/private"
+
+
+def confine(plan: dict[str, Any], *, output: int, requests: int, answers: int) -> None:
+    """Confine this process for good. `output` becomes descriptors 1 and 2, `requests` 3, `answers` 4; all others are closed. With the layer
+    `namespaces` a child continues; the caller waits for it and exits as it did. Raises OSError: a layer can't be applied; the process must
+    end then."""
+    os.setsid()
+    linux.prctl(linux.PR_SET_PDEATHSIG, linux.SIGKILL)
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # otherwise its own /proc/self/uid_map can't be written
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    _descriptors(nothing, output, output, requests, answers)
+    _limits(plan)
+    private = plan["folder"]
+    if NAMESPACES in plan["layers"]:
+        _namespaces(plan)
+        private = PRIVATE
+    os.chdir(private)
+    os.environ.clear()
+    os.environ.update({"HOME": private, "TMPDIR": private, "LC_ALL": "C.UTF-8", "PATH": "/nowhere"})
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    if LANDLOCK in plan["layers"]:
+        linux.restrict_paths(plan["readable"], plan["listable"], private)
+    linux.drop_capabilities()
+    # Forbids forking, however many processes the user has. Does not bind root.
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    if SECCOMP in plan["layers"]:
+        seccomp.restrict_calls(may_write=NAMESPACES in plan["layers"] or LANDLOCK in plan["layers"])
+
+
+def _namespaces(plan: dict[str, Any]) -> None:
+    """Continue in a child that sees only a small read-only file system with the interpreter's libraries and one folder in
+    memory, no network and no other process."""
+    linux.unshare(NOBODY, NOBODY, network=True)  # an unprivileged id, so that no rights can be regained inside
+    child = os.fork()
+    if child:
+        os.closerange(0, 1024)
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    linux.prctl(linux.PR_SET_PDEATHSIG, linux.SIGKILL)
+    mount, folder = linux.mount, plan["folder"]
+    mount("tmpfs", folder, "tmpfs", linux.QUIET, "size=1m,nr_inodes=1024,mode=755")
+    for root in plan["roots"]:
+        linux.bind(root, folder + root)
+    for path in plan["hidden"]:
+        if os.path.isdir(folder + path):
+            mount("tmpfs", folder + path, "tmpfs", linux.MS_RDONLY | linux.QUIET, "size=4k,mode=755")
+    os.mkdir(folder + PRIVATE)
+    size = f"size={plan['folder_bytes']},nr_inodes={plan['files']},mode=700"
+    mount("tmpfs", folder + PRIVATE, "tmpfs", linux.QUIET, size)
+    linux.enter_root(folder)
+
+
+def _descriptors(*kept: int) -> None:
+    # First move them away from the target numbers.
+    away = [fcntl.fcntl(number, fcntl.F_DUPFD, 16) for number in kept]
+    for wanted, number in enumerate(away):
+        os.dup2(number, wanted)
+    os.closerange(len(kept), MOST_DESCRIPTORS)
+
+
+def _limits(plan: dict[str, Any]) -> None:
+    for kind, value in (
+        (resource.RLIMIT_CPU, plan["cpu_s"]),
+        (resource.RLIMIT_AS, plan["memory_bytes"]),
+        (resource.RLIMIT_FSIZE, plan["file_bytes"]),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        resource.setrlimit(kind, (value, value))
 
 
 # --- the candidate, after it was confined: defines the program and answers calls until the pipe closes

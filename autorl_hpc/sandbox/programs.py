@@ -8,32 +8,150 @@ import json
 import logging
 import math
 import os
+import resource
 import shutil
 import socket
 import stat
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.processes import ended_by
-from autorl_hpc.sandbox.program_child import GRACE_S, HEAD_BYTES, framed
-from autorl_hpc.sandbox.program_limits import (
-    LAYERS,
-    Isolation,
-    Program,
-    ProgramLimits,
-    ProgramVerdict,
-    Reason,
-    libraries,
-    too_low,
-)
-from autorl_hpc.states import Fault
+from autorl_hpc.sandbox.program_child import GRACE_S, HEAD_BYTES, LAYERS, MAX_OPEN_FILES, framed
+from autorl_hpc.states import Fault, StrEnum
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program with its test. `helpers`: trusted definitions that the test uses, such as other functions of the prompt."""
+
+    source: str  # defines the function `entry_point`; untrusted
+    test: str  # defines `check(candidate)`, which raises if the function is wrong; trusted
+    entry_point: str
+    helpers: str = ""
+
+
+@dataclass(frozen=True)
+class ProgramLimits:
+    """Limits of one program, for all calls of its test together. The slowest right solution of HumanEval takes 0.12 s of CPU; the official
+    harness allows 3 s by the clock, which a loaded machine shortens, so that it passes none that sleeps longer than `idle_s`."""
+
+    cpu_s: int = 4
+    wall_s: float = 20.0  # seconds from start to end; long, so that load decides nothing
+    idle_s: float = 3.0  # in which it neither works nor waits for a core or disk: a grader may get thousands that sleep
+    memory_bytes: int = 1024 * MIB  # address space
+    file_bytes: int = MIB  # of its output, and of each file
+    folder_bytes: int = 16 * MIB
+    files: int = 64
+    answer_bytes: int = 8 * MIB  # one answer, as JSON
+
+
+class Reason(StrEnum):
+    """How a program ended."""
+
+    PASSED = "passed"
+    WRONG = "wrong"  # an assertion of the test failed
+    RAISED = "raised"  # an exception, when defined or called
+    SYNTAX = "syntax"  # it does not compile
+    UNDEFINED = "undefined"  # it does not define the function
+    ANSWER = "answer"  # its answer is too long or not plain data
+    ENDED = "ended"  # its process ended before it answered
+    KILLED = "killed"  # by a signal that no limit explains, twice
+    TIME = "time"
+    MEMORY = "memory"
+    OUTPUT = "output"  # it printed or stored too much
+
+
+@dataclass(frozen=True)
+class ProgramVerdict:
+    """The verdict on a program. `isolation`: its confinement layers, `namespaces+landlock+seccomp`, or `none`."""
+
+    reason: Reason
+    isolation: str
+
+    @property
+    def passed(self) -> bool:
+        return self.reason is Reason.PASSED
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """Confinement of programs on this host, found by trying."""
+
+    layers: tuple[str, ...]  # those that work, outermost first
+    may_write: bool = False  # a program can write files of its user outside its folder
+    why: str = ""  # what keeps each of the other layers from working
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.layers) or "none"
+
+
+# --- files that a program may read: the interpreter's standard library and system libraries
+
+NO_PACKAGES = ("site-packages", "dist-packages")
+"""Folders that appear empty to programs, because installed packages may hold a benchmark's answers."""
+
+
+class Libraries(NamedTuple):
+    """The readable files in two forms: for mounts (`roots`, `hidden`) and for allow lists (`readable`, `listable`)."""
+
+    roots: list[str]  # folders, files and links to show
+    hidden: list[str]  # folders below them that stay empty
+    readable: list[str]  # folders with everything below them, and files
+    listable: list[str]  # folders whose names only may be read
+
+
+@functools.cache
+def libraries() -> Libraries:
+    """Return what this interpreter needs; computed once per process."""
+    wanted = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    wanted += [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)]
+    wanted += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
+    wanted += [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(part)]
+    there = {os.path.abspath(path) for path in wanted if os.path.exists(path)}
+    links = sorted(path for path in there if os.path.islink(path))
+    roots: list[str] = []
+    for path in sorted(there - set(links) | {os.path.realpath(path) for path in links}):
+        if not any(path.startswith(f"{root}/") for root in roots):
+            roots.append(path)
+    hidden: list[str] = []
+    readable: list[str] = []
+    listable: list[str] = []
+    for root in roots:
+        _spread(root, hidden, readable, listable)
+    return Libraries([*roots, *links], hidden, readable, listable)
+
+
+def _spread(folder: str, hidden: list[str], readable: list[str], listable: list[str]) -> None:
+    """Allow a folder with packages entry by entry, because Landlock can't exclude parts of what it allows."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    pythons = [name for name in names if name.startswith("python") and os.path.isdir(os.path.join(folder, name))]
+    if not pythons and not set(names) & set(NO_PACKAGES):
+        readable.append(folder)
+        return
+    listable.append(folder)
+    for name in names:
+        path = os.path.join(folder, name)
+        if name in NO_PACKAGES:
+            hidden.append(path)
+        elif name in pythons:
+            _spread(path, hidden, readable, listable)
+        else:
+            readable.append(path)
+
+
+# --- the interpreter that runs them
 
 LOST = "lost"
 REASONS = frozenset(str(reason) for reason in Reason)
@@ -102,7 +220,6 @@ class ProgramRunner:
             _remove(folder)
 
     def _ask(self, words: bytes) -> tuple[str, str]:
-        """Give a new checker its program and return what it says until it ends."""
         ours, its = socket.socketpair()
         try:
             with ours:
@@ -158,7 +275,6 @@ def _environment() -> dict[str, str]:
 
 
 def _remove(folder: str) -> None:
-    """Remove a private folder, whatever modes its files have."""
     try:
         shutil.rmtree(folder)
     except OSError:
@@ -210,6 +326,17 @@ def _fault(runner: ProgramRunner, layers: tuple[str, ...]) -> str:
     return fault
 
 
+def too_low(limits: ProgramLimits) -> str:
+    """Return which limits of this process are below what programs and their checker need, in words; "" if none is."""
+    needed = (
+        ("address space, ulimit -v", resource.RLIMIT_AS, 2 * limits.memory_bytes),
+        ("size of a file, ulimit -f", resource.RLIMIT_FSIZE, limits.file_bytes),
+        ("open files, ulimit -n", resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+    )
+    found = ((name, resource.getrlimit(kind)[1], least) for name, kind, least in needed)
+    return "; ".join(f"{name}: {hard}, needed are {least}" for name, hard, least in found if 0 <= hard < least)
+
+
 def _cannot_run(what: str) -> AutorlError:
     limit = too_low(ProgramLimits())
     advice = f"raise that limit for graders ({limit})" if limit else "look at this node's memory, /tmp and limits"
@@ -230,7 +357,7 @@ def run_programs(
     programs: Sequence[Program],
     *,
     workers: int = 2,
-    limits: ProgramLimits = ProgramLimits(),  # noqa: B008  frozen
+    limits: ProgramLimits = ProgramLimits(),
     layers: Sequence[str] | None = None,
     unconfined: bool = False,
 ) -> list[ProgramVerdict]:

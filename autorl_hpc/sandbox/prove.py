@@ -184,7 +184,7 @@ def _holes(value: dict[str, Any], outside: Outside) -> tuple[str, ...]:
 
 
 def _server() -> socket.socket:
-    """Open a listener at a port outside the ephemeral range, which level landlock leaves open."""
+    """At a port outside the ephemeral range, which level landlock leaves open."""
     for port in random.sample(range(20000, 29000), 50):
         with suppress(OSError):
             return socket.create_server(("127.0.0.1", port))
@@ -218,7 +218,6 @@ def _waiting_outside() -> Iterator[Outside]:
 
 
 def _ways(plan: SandboxPlan) -> tuple[tuple[int, str], ...]:
-    """Return the ways out that a forwarder inside must provide."""
     return () if plan.network is Network.OPEN or plan.socket_folder is None else plan.ways
 
 

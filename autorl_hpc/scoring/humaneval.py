@@ -11,8 +11,7 @@ from typing import Final
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.rollouts.characters import plain_characters
-from autorl_hpc.sandbox.program_limits import Program, ProgramLimits, ProgramVerdict
-from autorl_hpc.sandbox.programs import longest_s, run_programs
+from autorl_hpc.sandbox.programs import Program, ProgramLimits, ProgramVerdict, longest_s, run_programs
 from autorl_hpc.scoring.gsm8k import opencompass_text, without_thinking
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
 from autorl_hpc.states import Fault

@@ -16,7 +16,7 @@ import pytest
 
 from autorl_hpc.files.layout import Root
 from autorl_hpc.sandbox import programs
-from autorl_hpc.sandbox.program_limits import LAYERS
+from autorl_hpc.sandbox.program_child import LAYERS
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.stage.tasks import stage_task

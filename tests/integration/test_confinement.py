@@ -665,6 +665,28 @@ def test_more_than_the_budget_ends_the_agent(cluster: Cluster, plan: SandboxPlan
     assert "budget has" in str(sealed.reason)
 
 
+TORCH = """
+class cuda:
+    device_count = staticmethod(lambda: 0)
+class version:
+    cuda = hip = None
+__version__ = "of-the-definition"
+"""
+
+
+def test_an_attempt_asks_the_torch_that_a_definition_leads_to(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "torch.py").write_text(TORCH)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    own = {"env": {"PYTHONPATH": str(tmp_path / "site")}}
+    run_id = cluster.sealed_run("#!/usr/bin/env bash\ntrue\n", own, sandbox={"readable": [str(tmp_path / "site")]})
+    events = cluster.run_dir(run_id).events.read_text().splitlines()
+    (told,) = [event["why"] for event in map(json.loads, events) if event["event"] == "gpus_unseen"]
+    assert told == "torch of-the-definition is built without CUDA: it sees none of 2 GPUs"
+
+
 MANAGER = """
 import multiprocessing, sys
 if __name__ == "__main__":

@@ -20,16 +20,16 @@ from helpers import PATIENCE_S
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.processes import become_subreaper, descendants, reap
 from autorl_hpc.sandbox import programs
-from autorl_hpc.sandbox.program_limits import (
-    LAYERS,
+from autorl_hpc.sandbox.program_child import LAYERS
+from autorl_hpc.sandbox.programs import (
     Isolation,
     Program,
     ProgramLimits,
     ProgramVerdict,
     Reason,
     libraries,
+    run_programs,
 )
-from autorl_hpc.sandbox.programs import run_programs
 
 LIMITS = ProgramLimits(cpu_s=4, wall_s=120.0, idle_s=10.0, memory_bytes=512 * 1024 * 1024)
 """No busy machine makes a program run into them that would pass, or fail for a reason of its own."""
@@ -266,7 +266,7 @@ def in_world(source: str, world: World) -> str:
 
 TOO_LOW = """
 import resource, sys
-from autorl_hpc.sandbox.program_limits import Program
+from autorl_hpc.sandbox.programs import Program
 from autorl_hpc.sandbox.programs import run_programs
 resource.setrlimit(getattr(resource, sys.argv[1]), (int(sys.argv[2]),) * 2)
 run_programs([Program("def f(x): return x", "def check(f): assert f(1) == 1", "f")])
@@ -410,8 +410,8 @@ def test_a_defective_test_is_nobody_s_score(test: str) -> None:
 
 MANY = """
 import sys
-from autorl_hpc.sandbox.program_limits import libraries
-from autorl_hpc.sandbox.program_limits import Program
+from autorl_hpc.sandbox.programs import libraries
+from autorl_hpc.sandbox.programs import Program
 from autorl_hpc.sandbox.programs import run_programs
 print("ready", flush=True)
 source = "import time\\ntime.sleep(600)"

@@ -27,7 +27,7 @@ LONG_END_S = 300.0
 BUSY = f"""
 import sys
 from autorl_hpc.grading.background import RatingOverdue, under_way, within
-from autorl_hpc.sandbox.program_limits import Program, ProgramLimits as Limits
+from autorl_hpc.sandbox.programs import Program, ProgramLimits as Limits
 from autorl_hpc.sandbox.programs import run_programs
 busy = [Program(f"N = {{n}}\\nwhile True: pass", "def check(f): pass", "f") for n in range(20)]
 limits = Limits(cpu_s=900, wall_s=900.0)
