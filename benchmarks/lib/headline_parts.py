@@ -273,7 +273,15 @@ def keep(plan: Plan, out: Path, spent: Spent, stages: Sequence[dict[str, Any]]) 
     for name in KEPT_FILES:
         source = plan.run.report / name
         if source.is_file() and source.stat().st_size <= KEPT_BYTES:
-            atomic.write_bytes(folder / name, source.read_bytes())
+            data = source.read_bytes()
+            if name.endswith(".json"):  # without the story, which quotes the experts' code
+                data = (
+                    json.dumps(
+                        {key: value for key, value in json.loads(data).items() if key != "story"}, indent=1
+                    ).encode("ascii")
+                    + b"\n"
+                )
+            atomic.write_bytes(folder / name, data)
     facts = headline(plan, spent, stages)
     atomic.write_bytes(folder / "headline.json", (json.dumps(facts, indent=1) + "\n").encode("ascii"))
     atomic.write_bytes(folder / "headline.md", page(facts).encode("utf-8"))
