@@ -25,9 +25,8 @@ from autorl_hpc.files.safe_open import DIR_FLAGS, READ_FLAGS, open_below, open_p
 from autorl_hpc.recorder.watch import LineWriter, Moment, Parts, RecorderJob
 from autorl_hpc.records.recorded import CodeRevision
 
-# --- which files are code: those in `code/`, and small sources at the top of the workspace.
-# The walk uses descriptors, follows no link, and opens only folders. Sources near the top come first, so that a limit cuts off
-# the least likely files. An agent can't hide code by a folder's name: folders excluded by name come last.
+# --- which files are code: those in `code/`, and small sources at the top of the workspace. The walk follows no link. Sources near
+# the top come first, so that a limit cuts off the least likely files; folders excluded by name come last.
 
 CODE = "code"
 
@@ -204,9 +203,7 @@ def _is_gits(name: str) -> bool:
 
 
 # --- a git repository of loose objects, written and read without git: blobs, trees, commits, and one ref per attempt.
-# Objects are named by their content and appear whole or not at all, so two writers can't harm each other. They are not synced,
-# so a power failure may lose the last ones. Each object is verified when it is read. Format: git's gitformat-loose, and Pro
-# Git, chapter 10.2.
+# Objects appear whole or not at all, so two writers can't harm each other; they are not synced. Format: git's gitformat-loose.
 
 Kind = Literal["blob", "tree", "commit"]
 FILE, PROGRAM, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o40000  # modes of a tree's entries
@@ -525,8 +522,6 @@ class CodeFiles:
         self.fresh[entry] = data
         return entry
 
-
-# --- the watch
 
 LOOK_S = 1.0
 LATE_S = 5.0  # after this long without a look, the commit reports that states may have been missed

@@ -48,8 +48,6 @@ def exit_code(status: int | None) -> int | None:
         return None
 
 
-# --- one process, read from /proc
-
 TICKS = os.sysconf("SC_CLK_TCK")
 MAX_COMMAND_BYTES = 4096
 MAX_ENVIRONMENT_BYTES = 1 << 20
@@ -113,8 +111,6 @@ def may_know(pid: int) -> bool:
         return False
     return True
 
-
-# --- the watch
 
 LOOK_S = 0.5
 MAX_BYTES = 32 * 2**20

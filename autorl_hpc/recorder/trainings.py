@@ -31,10 +31,8 @@ from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, op
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import TrainingPoint
 
-# --- which trainer logged a step, by the names of its figures.
-# Checked by running each trainer of trl 1.16.0 and transformers 5.24.0 for three steps (tests/unit/recorded_logs has their
-# output); PPO by the names of trl's PPOTrainer (0.12 to 0.29), ORPO and CPO by their code. Names don't distinguish RLOO from
-# GRPO, nor trainers derived from DPOTrainer or KTOTrainer from these.
+# --- which trainer logged a step, by the names of its figures. Checked by running each trainer of trl 1.16.0 and transformers 5.24.0
+# (tests/unit/recorded_logs); PPO by the names of trl 0.12 to 0.29, ORPO and CPO by their code. Names don't distinguish RLOO from GRPO.
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "step": ("step", "global_step", "training/global_step", "iteration", "iter", "steps", "it", "update"),
@@ -89,9 +87,7 @@ def trainer_of(figures: Collection[str]) -> str | None:
 
 
 # --- logged steps in text: dictionaries as Python or JSON writes them (also one in another), and lines of names and numbers
-# (`STYLES`), anywhere in the text. Nothing is evaluated. transformers 5 prints `{'loss': '0.3461', ..., 'epoch': '0.0625'}` (four
-# digits, as text), transformers 4 prints numbers. They also appear in an agent's own trace, as a tool's output in JSON, and
-# after progress bars. tests/unit/recorded_logs has a sample of each style, by the libraries' own source.
+# (`STYLES`), anywhere in the text, as in an agent's own trace. Nothing is evaluated. tests/unit/recorded_logs has samples.
 
 MAX_FIGURES = 120  # limit for one step; trl's largest has 26, and more with many reward functions
 MAX_NAME_CHARS = 100
@@ -227,8 +223,6 @@ def _literal(text: str) -> dict[object, object]:
         return {}
     return value if isinstance(value, dict) else {}
 
-
-# --- the file of logged steps, each written once
 
 MAX_BYTES = 64 * 2**20  # holds some hundred thousand steps
 

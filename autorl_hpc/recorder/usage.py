@@ -16,17 +16,14 @@ from autorl_hpc.recorder.process_table import Processes
 from autorl_hpc.recorder.watch import LineWriter, Moment, Visitor, WorkspaceWalk
 from autorl_hpc.records.recorded import GpuSample, UsageSample
 
-# --- the walk over the workspace, in small slices: for its disk use, and for watches that search files in it.
-# One walk serves all. A look takes the same CPU time however large the workspace is; a larger one takes more looks.
-
 SWEEP_S = 1.0
 SLICE_S = 0.005  # CPU seconds of one look: half a percent of a core while a walk lasts
 PAUSE_S = 10.0  # from the end of one walk to the start of the next
 
 
 class Sweep:
-    """The walk, as a watch. Visitors are called in its thread; its figures may be read in any thread. `events`: file in which
-    skipped folders are reported."""
+    """The walk over the workspace: its disk use, and files for other watches (`visitors`, called in its thread). A look takes
+    the same CPU time however large the workspace is. `events`: file in which skipped folders are reported."""
 
     def __init__(self, workspace: Path, events: Path | None = None, slice_s: float = SLICE_S) -> None:
         self.workspace, self.every_s, self.walks = workspace, SWEEP_S, 0
@@ -138,9 +135,7 @@ class Gpus:
         if not device.is_slice:  # NVML has no use of a MIG slice
             self._busy[device.uuid] = (self._busy[device.uuid] + self._shares(device))[-MAX_BUSY:]
         return GpuSample(
-            index=device.index,
-            name=_text(self._ask(device, "nvmlDeviceGetName") or ""),
-            uuid=device.uuid,
+            **{"index": device.index, "uuid": device.uuid, "name": _text(self._ask(device, "nvmlDeviceGetName") or "")},
             memory_bytes=None if memory is None else int(memory.used),
             memory_total_bytes=None if memory is None else int(memory.total),
             power_w=None if power_mw is None else power_mw / 1000,
@@ -215,8 +210,6 @@ def _share(percent: int) -> float:
 def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
-
-# --- samples
 
 LOOK_S = 5.0
 LATER_LOOK_S = 60.0

@@ -151,8 +151,6 @@ def open_files(workspace: Path, paths: Iterable[Parts]) -> Iterator[tuple[Parts,
         os.close(root_fd)
 
 
-# --- the walk over a workspace, in steps
-
 TICK = 32  # entries between two checks of the clock
 MAX_WAITING = 200_000  # limit of folders still to be walked, and of files with several names that are counted once
 MAX_DEPTH = 64

@@ -29,8 +29,6 @@ from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, op
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import TraceEvent, TrajectoryMessage
 
-# --- where an earlier recorder stopped
-
 
 @dataclass
 class DocumentState:

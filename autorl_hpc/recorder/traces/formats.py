@@ -16,8 +16,6 @@ from autorl_hpc.recorder.traces import claude_code, codex, gemini_cli, mini, ope
 from autorl_hpc.recorder.traces.parse import Event, Table, parsed
 from autorl_hpc.recorder.watch import GrowingFile
 
-# --- formats of lines and documents
-
 # In the order in which they are tried: formats that are recognised only by their own fields come first.
 LINE_FORMATS = (claude_code, opencode, gemini_cli, mini, codex, openhands)
 FORMATS = tuple(each.FORMAT for each in LINE_FORMATS)
@@ -101,10 +99,9 @@ def _object_in(line: bytes) -> Table | None:
     return None
 
 
-# --- when a byte of agent.log was written, from agent.times
-
-
 class OutputTimes:
+    """When the bytes of agent.log were written, from agent.times."""
+
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, GrowingFile()
         self._stamps: deque[tuple[int, float, str]] = deque()

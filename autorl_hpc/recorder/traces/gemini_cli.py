@@ -13,12 +13,8 @@ from autorl_hpc.recorder.traces.parse import Event, Table
 
 FORMAT = "gemini-cli"
 _OWN_FIELDS = {
-    "init": "session_id",
-    "message": "role",
-    "tool_use": "tool_id",
-    "tool_result": "tool_id",
-    "error": "severity",
-    "result": "status",
+    **{"init": "session_id", "message": "role", "tool_use": "tool_id", "tool_result": "tool_id"},
+    **{"error": "severity", "result": "status"},
 }
 """By the type of a line, a field that it has."""
 
@@ -58,19 +54,12 @@ def _line(line: Table) -> list[Event]:
 
 
 def _totals(stats: Table) -> list[Event]:
-    tokens_in, out, everything = (
-        parse.count(stats.get(key)) for key in ("input_tokens", "output_tokens", "total_tokens")
-    )
+    names = ("input_tokens", "output_tokens", "total_tokens")
+    tokens_in, out, everything = (parse.count(stats.get(name)) for name in names)
     if tokens_in is not None and everything is not None and everything - tokens_in >= (out or 0):
         out = everything - tokens_in  # `output_tokens` excludes thoughts
-    return parse.usage(
-        tokens_in=tokens_in,
-        tokens_out=out,
-        tokens_cached=stats.get("cached"),
-        is_total=True,
-        tool_calls=stats.get("tool_calls"),
-        model=_only(stats),
-    )
+    figures = {"tokens_in": tokens_in, "tokens_out": out, "tokens_cached": stats.get("cached")}
+    return parse.usage(**figures, is_total=True, tool_calls=stats.get("tool_calls"), model=_only(stats))
 
 
 def _document(value: Table) -> list[Event]:
@@ -90,12 +79,8 @@ def _document(value: Table) -> list[Event]:
         tool_calls=parse.within(stats, "tools", "totalCalls"),
         tool_failures=parse.within(stats, "tools", "totalFail"),
     )
-    said = parse.within(value, "error", "message") or value.get("response")
-    return [
-        parse.event("session"),
-        *figures,
-        parse.event("end", ok=not isinstance(value.get("error"), dict), text=said),
-    ]
+    said, failed = parse.within(value, "error", "message") or value.get("response"), value.get("error")
+    return [parse.event("session"), *figures, parse.event("end", ok=not isinstance(failed, dict), text=said)]
 
 
 def _only(stats: Table) -> Any:

@@ -29,18 +29,15 @@ def read(line: Table) -> list[Event]:
 def is_document(value: object) -> bool:
     form = parse.within(value, "trajectory_format")
     by_name = isinstance(form, str) and form.startswith("mini-swe-agent")
-    return isinstance(parse.within(value, "messages"), list) and (
-        by_name or "model_stats" in parse.table(parse.within(value, "info"))
-    )
+    by_name = by_name or "model_stats" in parse.table(parse.within(value, "info"))
+    return isinstance(parse.within(value, "messages"), list) and by_name
 
 
 def session(document: Table) -> str | None:
     """Return what distinguishes a session from the next one in the same file: the id or time of its first answer."""
     for message in parse.tables(document["messages"]):
-        first, at = (
-            parse.name(parse.within(message, "extra", "response", "id")),
-            parse.wall(parse.within(message, "extra", "timestamp")),
-        )
+        extra = parse.table(message.get("extra"))
+        first, at = parse.name(parse.within(extra, "response", "id")), parse.wall(extra.get("timestamp"))
         if first is not None or at is not None:
             return first or f"{at:.6f}"
     return None
@@ -80,17 +77,16 @@ def _usage(extra: Table) -> list[Event]:
     tokens = parse.table(response.get("usage"))
     given, made = ("prompt", "completion") if "prompt_tokens" in tokens else ("input", "output")
     return parse.usage(
-        call_id=response.get("id"),
-        model=response.get("model"),
+        **{"call_id": response.get("id"), "model": response.get("model"), "cost_usd": extra.get("cost")},
         tokens_in=tokens.get(f"{given}_tokens"),
         tokens_out=tokens.get(f"{made}_tokens"),
         tokens_cached=parse.within(tokens, f"{given}_tokens_details", "cached_tokens"),
-        cost_usd=extra.get("cost"),
     )
 
 
 def _calls(extra: Table) -> list[Event]:
-    actions = parse.tables(extra.get("actions"))
-    return [
-        {**parse.call("bash", each, call_id=each.get("tool_call_id")), "input": each.get("command")} for each in actions
-    ]
+    calls = (
+        (each, parse.call("bash", each, call_id=each.get("tool_call_id")))
+        for each in parse.tables(extra.get("actions"))
+    )
+    return [{**call, "input": each.get("command")} for each, call in calls]

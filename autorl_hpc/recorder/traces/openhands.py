@@ -30,17 +30,13 @@ def read_state(state: Table) -> list[Event]:
 
 
 def _metrics(by_use: list[Table]) -> list[Event]:
-
     def tokens(key: str) -> int | None:
         return parse.total(*(parse.within(each, "accumulated_token_usage", key) for each in by_use))
 
     costs = [cost for each in by_use if (cost := parse.real(each.get("accumulated_cost"), MAX_USD)) is not None]
     calls = [len(each["token_usages"]) for each in by_use if isinstance(each.get("token_usages"), list)]
-    models = {
-        model
-        for each in by_use
-        if (model := parse.name(parse.within(each, "accumulated_token_usage", "model"))) is not None
-    }
+    named = (parse.name(parse.within(each, "accumulated_token_usage", "model")) for each in by_use)
+    models = {model for model in named if model is not None}
     return parse.usage(
         model=models.pop() if len(models) == 1 else None,
         tokens_in=tokens("prompt_tokens"),

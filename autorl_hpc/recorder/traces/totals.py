@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 
 from autorl_hpc.records.recorded import TraceEvent
 
-# --- spans of time as pairs of seconds (from, to): join, subtract, add up
-
-Span = tuple[float, float]
+Span = tuple[float, float]  # of time, in seconds
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:

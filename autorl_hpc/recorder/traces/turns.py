@@ -201,9 +201,6 @@ class _Session:
         return part.chars - before
 
 
-# --- lines of the log, plain output among them, and messages of trajectories
-
-
 def _of_log(path: Path, times: Path, told: dict[int, TraceEvent]) -> Iterator[Seen]:
     fd = open_plain(path)
     if fd is None:
@@ -259,8 +256,6 @@ def _of(trajectories: Iterable[TrajectoryMessage]) -> Iterator[Seen]:
         events = parse.with_fields(events, session=f"{kept.source} {kept.session}")
         yield kept.elapsed_s, None, kept.attempt, mini.FORMAT, events
 
-
-# --- texts
 
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb]"
