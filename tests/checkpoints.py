@@ -29,11 +29,28 @@ from autorl_hpc.supervise.copy import Copied, copy_checkpoint
 from autorl_hpc.supervise.intake import Intake, ResultWriter, lint_folder
 from autorl_hpc.supervise.lint import BaseModel
 from autorl_hpc.supervise.workspace import FOLDERS
-from autorl_hpc.tasks.loader import load_task
+from autorl_hpc.tasks.loader import Task, load_task
 
 TINY = share("templates") / "models" / "tiny"
 SINGLE = "model.safetensors"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ZERO = "0" * 64
+
+
+def science_of(task: Task, **changes: Any) -> Science:
+    """A run of a task with the tiny model, by no agent; `recipe`: fields that differ from its first recipe's."""
+    recipe = task.file.recipes[0].model_copy(update=changes.pop("recipe", {}))
+    fields: dict[str, Any] = {"agent": "null", "driver": "none", "base_model": "autorl/tiny", "mode": "free", "seed": 0}
+    fields |= {"budget": Budget(wall_clock_s=3600.0), "protocol": Protocol.TWO_SPLIT, "base_model_content_hash": ZERO}
+    splits = {str(split): pin for split, pin in task.file.splits.items()}
+    return Science(**{**fields, "task": task.name, "recipe": recipe, "splits": splits, **changes})
+
+
+def record_of(science: Science) -> RunRecord:
+    """Its run.json."""
+    hashes = {"recipe_hash": science.recipe.hash(), "task_hash": ZERO, "agent_hash": ZERO, "code_hash": ZERO}
+    which = {"run_id": science.run_id(), "experiment": "exp", "index": 0, "created_at": now_text()}
+    return RunRecord(science=science, **which, **hashes)
 
 
 def tiny_tensors() -> Tensors:
@@ -166,33 +183,13 @@ class Desk:
         self.experiment = Root(path).experiment("exp")
         for folder in self.experiment.folders():
             folder.mkdir(parents=True)
-        task = load_task("arithmetic")
-        base = base or tiny_base()
-        science = Science(
-            task="arithmetic",
-            agent="null",
-            driver="none",
-            base_model="autorl/tiny",
-            mode="free",
-            seed=0,
-            budget=Budget(wall_clock_s=3600.0, **budget),
-            protocol=Protocol.TWO_SPLIT,
-            recipe=task.recipe(None).model_copy(update={"dtype": dtype}),
-            splits={str(split): pin for split, pin in task.file.splits.items()},
-            base_model_content_hash=base.content_hash,
-        )
-        nothing = "0" * 64
-        self.record = RunRecord(
-            run_id=science.run_id(),
-            experiment="exp",
-            index=0,
-            science=science,
-            recipe_hash=science.recipe.hash(),
-            task_hash=nothing,
-            agent_hash=nothing,
-            code_hash=nothing,
-            created_at=now_text(),
-        )
+        base, limits = base or tiny_base(), Budget(wall_clock_s=3600.0, **budget)
+        own: dict[str, Any] = {
+            "budget": limits,
+            "recipe": {"dtype": dtype},
+            "base_model_content_hash": base.content_hash,
+        }
+        self.record = record_of(science_of(load_task("arithmetic"), **own))
         self.run = self.experiment.run(self.record.run_id)
         self.run.ledger.mkdir(parents=True)
         self.run.record.write_bytes(self.record.canonical())

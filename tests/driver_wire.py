@@ -259,15 +259,9 @@ def _response(answer: Answer, output: list[dict[str, Any]], status: str = "compl
     usage = {"input_tokens": answer.tokens_in, "input_tokens_details": {"cached_tokens": answer.turn.tokens_cached}}
     usage |= {"output_tokens": answer.tokens_out, "output_tokens_details": {"reasoning_tokens": 0}}
     usage |= {"total_tokens": answer.tokens_in + answer.tokens_out}
-    head = {
-        "id": f"resp_{answer.number}",
-        "object": "response",
-        "created_at": 1,
-        "status": status,
-        "model": answer.model,
-    }
-    told = usage if status == "completed" else None
-    return {**head, "output": output, "error": None, "incomplete_details": None, "usage": told}
+    head = {"id": f"resp_{answer.number}", "object": "response", "created_at": 1, "status": status}
+    told = {"model": answer.model, "usage": usage if status == "completed" else None}
+    return {**head, **told, "output": output, "error": None, "incomplete_details": None}
 
 
 def _items(answer: Answer) -> list[dict[str, Any]]:
@@ -324,20 +318,11 @@ def _anthropic(answer: Answer) -> dict[str, Any]:
         named = {"type": "tool_use", "id": f"toolu_{answer.number}_{at}", "name": call.name}
         content.append({**named, "input": call.arguments})
     cached = answer.turn.tokens_cached
-    usage = {
-        "input_tokens": answer.tokens_in - cached,
-        "cache_read_input_tokens": cached,
-        "cache_creation_input_tokens": 0,
-    }
-    head = {
-        "id": f"msg_{answer.number}",
-        "type": "message",
-        "role": "assistant",
-        "model": answer.model,
-        "content": content,
-    }
+    usage = {"input_tokens": answer.tokens_in - cached, "output_tokens": answer.tokens_out}
+    usage |= {"cache_read_input_tokens": cached, "cache_creation_input_tokens": 0}
+    head = {"id": f"msg_{answer.number}", "type": "message", "role": "assistant", "model": answer.model}
     stop = {"stop_reason": "tool_use" if answer.calls else "end_turn", "stop_sequence": None}
-    return {**head, **stop, "usage": {**usage, "output_tokens": answer.tokens_out}}
+    return {**head, "content": content, **stop, "usage": usage}
 
 
 def _anthropic_events(answer: Answer) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Wheels without an index: those of `mini`, made of what is installed here. What it declares and never imports is an empty wheel."""
+"""Wheels without an index: any, and those of `mini`, made of what is installed here. What it declares and never imports is empty."""
 
 from __future__ import annotations
 
@@ -14,17 +14,8 @@ from packaging.utils import canonicalize_name
 from realdata import REPO
 
 MINI = "mini-swe-agent"
-USED = {
-    MINI,
-    "jinja2",
-    "markupsafe",
-    "pydantic",
-    "pydantic-core",
-    "annotated-types",
-    "typing-extensions",
-    "typing-inspection",
-}
-USED |= {"rich", "pygments", "markdown-it-py", "mdurl", "platformdirs", "python-dotenv"}
+USED = {MINI, "jinja2", "markupsafe", "pydantic", "pydantic-core", "annotated-types", "typing-extensions"}
+USED |= {"typing-inspection", "rich", "pygments", "markdown-it-py", "mdurl", "platformdirs", "python-dotenv"}
 """What docs/agents.md tells people to install who want it small, with all that these need."""
 
 LEFT_OUT = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
@@ -71,12 +62,16 @@ def empty(folder: Path, name: str) -> Path:
         line.split("#")[0].split("==") for line in (REPO / "constraints.txt").read_text().splitlines() if "==" in line
     )
     version = {canonicalize_name(key): pin.strip() for key, pin in pins.items()}.get(name, EMPTY)
+    return plain(folder, name, version, {})
+
+
+def plain(folder: Path, name: str, version: str, files: dict[str, str], needs: str = "") -> Path:
+    """A pure-Python wheel, the same bytes each time; `files`: by place, `@` for its .dist-info."""
     info = f"{name.replace('-', '_')}-{version}.dist-info"
-    files = {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    return _write(folder, info, "py3-none-any", files)
+    meta = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (f"Requires-Dist: {needs}\n" if needs else "")
+    about = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    made = {**files, "@/METADATA": meta, "@/WHEEL": about}
+    return _write(folder, info, "py3-none-any", {key.replace("@", info): text.encode() for key, text in made.items()})
 
 
 def _write(folder: Path, info: str, tag: str, files: dict[str, bytes]) -> Path:

@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from checkpoints import record_of, science_of
+
 from autorl_hpc.agents import load_agent
 from autorl_hpc.files.layout import Root
-from autorl_hpc.records.experiment import Budget
-from autorl_hpc.records.run import RunRecord, Science
 from autorl_hpc.stage.models import stage_model
 from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.states import Protocol
 from autorl_hpc.supervise.workspace import lay, run_meta
 from autorl_hpc.tasks.loader import load_task
 
@@ -84,24 +83,7 @@ class Workplace:
         loaded = load_task(task)
         stage_task(root, loaded, source)
         stage_model(root, "tiny", None)
-        zero = "0" * 64
-        science = Science(
-            task=task,
-            agent=agent,
-            driver="none",
-            base_model="autorl/tiny",
-            mode="free",
-            seed=0,
-            budget=Budget(wall_clock="1h"),
-            protocol=Protocol.TWO_SPLIT,
-            recipe=loaded.file.recipes[0],
-            splits={str(name): pin for name, pin in loaded.file.splits.items()},
-            base_model_content_hash=zero,
-        )
-        record = RunRecord(
-            run_id="run", experiment="exp", index=0, science=science, recipe_hash=zero, task_hash=zero, agent_hash=zero,
-            code_hash=zero, created_at="2026-01-01T00:00:00Z",
-        )  # fmt: skip
+        record = record_of(science_of(loaded, agent=agent))
         self.path = path / "workspace"
         self.agent = agent
         lay(self.path, root, record, loaded, load_agent(agent))
@@ -128,33 +110,17 @@ class Workplace:
     def bash(self, script: str, *, check: bool = True, **env: str) -> str:
         """Runs a piece of a start script, behind the experts' library; what it printed."""
         library = "set -euo pipefail\nsource .agent/scripted/lib.sh\n"
-        done = subprocess.run(
-            ["bash", "-c", library + script],
-            cwd=self.path,
-            env={**self.env, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert not check or done.returncode == 0, done.stdout[-6000:]
-        return done.stdout
+        return self._run(["bash", "-c", library + script], check, env)
 
     def start(self) -> str:
         """The agent's own start script."""
-        done = subprocess.run(
-            ["bash", f".agent/{self.agent}/start.sh"],
-            cwd=self.path,
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-6000:]
-        return done.stdout
+        return self._run(["bash", f".agent/{self.agent}/start.sh"], True, {})
+
+    def _run(self, command: list[str], check: bool, env: dict[str, str]) -> str:
+        out: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(command, cwd=self.path, env={**self.env, **env}, timeout=LIMIT_S, check=False, **out)
+        assert not check or done.returncode == 0, done.stdout[-6000:]
+        return str(done.stdout)
 
     def submitted(self) -> list[list[str]]:
         """What `./submit` was asked, in order."""

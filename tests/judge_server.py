@@ -108,11 +108,8 @@ class JudgeServer:
     def _answer(self, handler: BaseHTTPRequestHandler, reply: Reply) -> None:
         data = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
         handler.send_response(reply.status)
-        for name, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(data)),
-            **reply.headers,
-        }.items():
+        usual = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        for name, value in {**usual, **reply.headers}.items():
             handler.send_header(name, value)
         handler.end_headers()
         if reply.drip_s:

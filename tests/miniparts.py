@@ -73,16 +73,9 @@ class Alone:
         }
 
     def start(self, url: str, prompt: str = "Improve the model.", **changes: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            ["bash", str(AGENT / "start.sh")],
-            env=self.env(url, **changes),
-            cwd=self.path,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        command, env = ["bash", str(AGENT / "start.sh")], self.env(url, **changes)
+        process = subprocess.Popen(command, env=env, cwd=self.path, text=True, start_new_session=True, **pipes)
         assert process.stdin is not None
         process.stdin.write(prompt)
         process.stdin.close()

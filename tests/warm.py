@@ -34,29 +34,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-HEAVY = (
-    "numpy",
-    "torch",
-    "transformers",
-    "safetensors.torch",
-    "tokenizers",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",
-    "transformers.generation",
-    "aiohttp",
-    "jinja2",
-    "pydantic",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.figure",
-    "rich.console",
-    "rich.live",
-    "scipy.special",
-    "scipy.stats",
-    "typer",
-    "yaml",
-    "zstandard",
-)
+HEAVY = """numpy torch transformers safetensors.torch tokenizers transformers.models.auto.modeling_auto transformers.generation
+transformers.models.llama.modeling_llama aiohttp jinja2 pydantic matplotlib.backends.backend_agg matplotlib.figure rich.console
+matplotlib.backends.backend_svg rich.live scipy.special scipy.stats typer yaml zstandard"""
 """What children find imported, besides all of autorl_hpc."""
 
 REPO = Path(__file__).resolve().parent.parent
@@ -203,17 +183,11 @@ def start(args: Sequence[str], env: Mapping[str, str], cwd: Path, out: Any, err:
 
 
 def run(
-    args: Sequence[str],
-    env: Mapping[str, str],
-    cwd: Path,
-    limit_s: float,
-    *,
-    cold: bool = False,
-    code: Path | None = None,
+    args: Sequence[str], env: Mapping[str, str], cwd: Path, limit_s: float, **ways: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python ARGS` to its end in a session of its own: as a fork if `may_fork` and not `cold`."""
+    """Run `python ARGS` to its end, started by `begin`, which takes the `ways`."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = begin(args, env, cwd, out, err, cold=cold, code=code)
+        process = begin(args, env, cwd, out, err, **ways)
         try:
             status = process.wait(limit_s)
         finally:
@@ -245,7 +219,7 @@ def begin(
 
 def serve(ours: socket.socket) -> list[str]:
     """Fork a child for each request until the client ends; return in the child, with its arguments."""
-    for name in HEAVY:
+    for name in HEAVY.split():
         importlib.import_module(name)
     for module in pkgutil.walk_packages([str(REPO / PACKAGE)], f"{PACKAGE}."):
         if not module.name.endswith(NOT_IMPORTED):

@@ -181,11 +181,8 @@ def put_model(
     rows: list[dict[str, Any]] = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         data, file = path.read_bytes(), path.relative_to(folder).as_posix()
-        row: dict[str, Any] = {
-            "rfilename": file,
-            "size": len(data),
-            "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(),
-        }
+        blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        row: dict[str, Any] = {"rfilename": file, "size": len(data), "blobId": blob}
         if file.endswith(lfs or (".safetensors", ".bin")):
             row["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
         rows.append(row)

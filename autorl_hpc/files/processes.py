@@ -360,9 +360,9 @@ class Cancellable:
     """One piece of work that another thread can cancel by `end`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ways: list[Callable[[], None]] = []
-        self._over = False
+        self.lock = threading.Lock()
+        self.ways: list[Callable[[], None]] = []
+        self.over = False
 
     def of_this_thread(self) -> None:
         """Make the calling thread the one that does this work."""
@@ -370,21 +370,10 @@ class Cancellable:
 
     def end(self) -> None:
         """End what is under way; nothing new can start."""
-        with self._lock:
-            self._over = True
-            for way in self._ways:
+        with self.lock:
+            self.over = True
+            for way in self.ways:
                 way()
-
-    def add(self, way: Callable[[], None]) -> None:
-        """Register a way to end a step. Raises GivenUp if the work was cancelled."""
-        with self._lock:
-            if self._over:
-                raise GivenUp
-            self._ways.append(way)
-
-    def remove(self, way: Callable[[], None]) -> None:
-        with self._lock:
-            self._ways.remove(way)
 
 
 _ENDING: ContextVar[Cancellable | None] = ContextVar("ending", default=None)
@@ -397,8 +386,12 @@ def ended_by(way: Callable[[], None]) -> Iterator[None]:
     if ending is None:
         yield
         return
-    ending.add(way)
+    with ending.lock:
+        if ending.over:
+            raise GivenUp
+        ending.ways.append(way)
     try:
         yield
     finally:
-        ending.remove(way)
+        with ending.lock:
+            ending.ways.remove(way)

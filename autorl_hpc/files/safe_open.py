@@ -158,22 +158,19 @@ class DriverCall(Strict):
 def read_calls(path: Path) -> Iterator[DriverCall]:
     """Yield the lines in order, then those of requests that never ended. Damaged lines are skipped; no file means none."""
     under_way: dict[int, DriverCall] = {}
-    try:
-        with open(path, "rb") as file:
-            for line in file:
-                if len(line) > MAX_LINE_BYTES:
-                    continue
-                try:
-                    call = DriverCall.model_validate_json(line)
-                except ValidationError:
-                    continue
-                if call.under_way:
-                    under_way[call.number] = call
-                    continue
-                under_way.pop(call.number, None)
-                yield call
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        for line in file:
+            if len(line) > MAX_LINE_BYTES:
+                continue
+            try:
+                call = DriverCall.model_validate_json(line)
+            except ValidationError:
+                continue
+            if call.under_way:
+                under_way[call.number] = call
+                continue
+            under_way.pop(call.number, None)
+            yield call
     yield from under_way.values()
 
 

@@ -152,11 +152,12 @@ def changed_since(what: str, path: Path, next_step: str) -> AutorlError:
 
 def describe_files(folder: Path, names: Iterable[str] | None = None) -> tuple[StoreFile, ...]:
     """Return StoreFile rows of the files below `folder`, without the manifest."""
-    paths = [name for name in (walk_files(folder) if names is None else names) if name != MANIFEST_NAME]
-    return tuple(
-        StoreFile(path=name, sha256=file_sha256(folder / name), size_bytes=(folder / name).stat().st_size)
-        for name in paths
-    )
+
+    def row(name: str) -> StoreFile:
+        path = folder / name
+        return StoreFile(path=name, sha256=file_sha256(path), size_bytes=path.stat().st_size)
+
+    return tuple(row(name) for name in (walk_files(folder) if names is None else names) if name != MANIFEST_NAME)
 
 
 def write_manifest(folder: Path, manifest: StoreManifest) -> None:
@@ -222,10 +223,6 @@ def environment_files(folder: Path) -> list[str]:
     """Return the relative paths of all regular files, also compiled ones, which Python would read in place of the source."""
     names = (name for name in _all_names(folder) if not name.rpartition("/")[2].startswith(".nfs"))
     return sorted(name for name in names if name != MANIFEST_NAME and not (folder / name).is_symlink())
-
-
-def describe_environment(folder: Path) -> tuple[StoreFile, ...]:
-    return describe_files(folder, environment_files(folder))
 
 
 def _made_again(name: str) -> str:

@@ -74,6 +74,16 @@ class NoNetwork(AutorlError):
     """This node can't reach the source."""
 
 
+def elsewhere(name: str, by_hand: str) -> str:
+    """Return the advice for a node without network: by hand into a folder DIR, or by a bundle."""
+    command = f"autorl-hpc stage {name}"
+    return (
+        f"either run it where there is network, most often on the login node: {command}\n"
+        f"         or {by_hand} and run: {command} --from DIR\n"
+        f"         or make a bundle elsewhere: {command} --bundle FILE.tar.gz; here: --from FILE.tar.gz"
+    )
+
+
 class TransientFailure(Exception):
     """A failure that may pass; `answered`: by the server, which asks to be left alone for `wait_s`."""
 
@@ -146,7 +156,9 @@ def _patiently(address: HttpSource, name: str, part: Path, pin: Pin, say: Say, p
             answered |= trouble.answered
             if not answered and failures >= NO_WAY_TRIES:
                 what = f"this node can't reach {urlsplit(address.url).hostname}: {trouble}"
-                advice = "stage on the login node; or fetch the files elsewhere and stage them with --from DIR, or with --from a bundle"
+                advice = (
+                    "stage on the login node; or fetch the files elsewhere and stage them with --from DIR or BUNDLE"
+                )
                 kind = NoNetwork
             elif failures >= patience.tries or trouble.wait_s > patience.longest_wait_s:
                 asks = f" and asks to wait {trouble.wait_s:.0f} s" if trouble.wait_s else ""
@@ -231,7 +243,8 @@ def _open(address: HttpSource, part: Path, timeout_s: float, token: str | None =
 def _refusal(address: HttpSource, code: int) -> AutorlError:
     if code in (401, 403) and address.hub:
         what = f"the Hub answers {code}: there is no such file, or it is gated and your token doesn't open it"
-        advice = "check the name; accept the model's terms on its page, and have a token in the file that $HF_TOKEN_PATH names or in ~/.cache/huggingface/token"
+        place = "the file that $HF_TOKEN_PATH names, or ~/.cache/huggingface/token"
+        advice = f"check the name; accept the model's terms on its page, and have a token in {place}"
         return _final(what, address.shown, advice)
     return _final(f"the server answers {code}", address.shown, "check name and revision" if code in (404, 410) else "")
 
@@ -246,8 +259,7 @@ def _words(error: Any) -> str:
     return str(getattr(error, "strerror", None) or error or type(error).__name__)[:200]
 
 
-# Base models of the Hub at one revision: safetensors, config and tokenizer; never code, never pickles. The Hub is asked once for the
-# commit and its files: `/api/models/ORG/NAME/revision/REVISION?blobs=true`.
+# --- base models of the Hub at one revision: safetensors, config and tokenizer; never code, never pickles
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 WEIGHTS = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors")  # none of a subfolder, which holds another save of the model
@@ -264,7 +276,7 @@ class HubModel:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Split `ORG/NAME@REVISION` into name and revision. Raises AutorlError if what follows the @ is not a revision."""
+    """Split `ORG/NAME@REVISION` into name and revision. Raises AutorlError: it is not a revision."""
     model, at, revision = name.partition("@")
     if at and not re.fullmatch(sources.REVISION_PATTERN, revision):
         what = f"{revision!r} is not a revision: a commit, tag or branch of letters, digits, `.`, `_` and `-`"
@@ -275,8 +287,8 @@ def split_revision(name: str) -> tuple[str, str | None]:
 def fetch_model(
     root: Root, name: str, revision: str | None, kept: tuple[str, ...], *, say: Say
 ) -> tuple[HubModel, Path]:
-    """Download a model into the store's folder `.sources/models/NAME@COMMIT/`; return what it is, and the folder. `kept` names the
-    files that are taken beside the weights. Raises as `fetch`, or AutorlError if the Hub has no safetensors of it."""
+    """Download a model into `.sources/models/NAME@COMMIT/` of the store; return what it is, and the folder. `kept`: names of files
+    beside the weights. Raises as `fetch`; AutorlError: the Hub has no safetensors of it."""
     base = root.store / ".sources" / "models"
     base.mkdir(parents=True, exist_ok=True)
     try:
@@ -297,12 +309,8 @@ def fetch_model(
         for file in files:
             take(file)
     except NoNetwork as error:
-        error.next_step = (
-            f"either run it where there is network, most often on the login node: autorl-hpc stage {name}\n"
-            f"         or get the model's folder elsewhere (`hf download {name} --revision {revision or 'COMMIT'} --local-dir DIR`) "
-            f"and run: autorl-hpc stage {name} --from DIR\n"
-            f"         or make a bundle elsewhere: autorl-hpc stage {name} --bundle FILE.tar.gz; here: --from FILE.tar.gz"
-        )
+        get = f"`hf download {name} --revision {revision or 'COMMIT'} --local-dir DIR`"
+        error.next_step = elsewhere(name, f"get the model's folder elsewhere ({get})")
         raise
     return found, folder
 
@@ -338,15 +346,14 @@ def _pin(row: dict[str, Any]) -> Pin:
 
 
 def _one_save(found: HubModel, folder: Path) -> list[str]:
-    """Return the files to take: one save of the weights, of those that a repository may hold beside each other. Raises
-    AutorlError if there is none, or the index names a file that the Hub doesn't list."""
+    """Return the files to take: one save of the weights. Raises AutorlError: there is none, or the index names a missing file."""
     where = f"{hub_url()}/{found.name}/tree/{found.commit}"
     rest = [file for file in found.files if not file.endswith(".safetensors") and file != INDEX_NAME]
     if "config.json" in rest and SINGLE_NAME in found.files:  # which transformers looks for first, too
         return [*rest, SINGLE_NAME]
     if "config.json" not in rest or INDEX_NAME not in found.files:
         what = f"{found.name} has no config.json with {SINGLE_NAME} or {INDEX_NAME} at revision {found.commit[:12]}"
-        advice = "pickles are not taken: convert the model, save it with save_pretrained(..., safe_serialization=True), and stage that folder with --from DIR"
+        advice = "pickles are not taken: save it with save_pretrained(..., safe_serialization=True), and stage with --from DIR"
         raise AutorlError(what, where=where, next_step=advice)
     try:
         weights = json.loads((folder / INDEX_NAME).read_bytes())["weight_map"]

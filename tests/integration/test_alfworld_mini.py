@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import science_of
 from helpers import PATIENCE_S, VARIANTS, Cluster
 from players import Player, walkthroughs
 
@@ -17,10 +18,10 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, EvaluationRequest
 from autorl_hpc.grading.evaluate import Bench, Scored
-from autorl_hpc.records.experiment import Budget, GraderSpec
+from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.run import Science
 from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.states import Fault, Protocol, Split
+from autorl_hpc.states import Fault, Split
 from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task, with_environment_hash
 
@@ -36,20 +37,7 @@ def root(tmp_path: Path) -> Root:
 
 
 def science(task: str = TASK) -> Science:
-    file = load_task(task).file
-    return Science(
-        task=task,
-        agent="null",
-        driver="none",
-        base_model="autorl/tiny",
-        mode="free",
-        seed=0,
-        budget=Budget(wall_clock="1h"),
-        protocol=Protocol.TWO_SPLIT,
-        recipe=file.recipes[0],
-        splits={str(name): pin for name, pin in file.splits.items()},
-        base_model_content_hash="0" * 64,
-    )
+    return science_of(load_task(task))
 
 
 class PlayedBench(Bench):

@@ -55,6 +55,19 @@ train_corrected.main()
 """
 
 
+def _base(place: Workplace) -> dict[str, Any]:
+    from safetensors.numpy import load_file
+
+    return dict(load_file(place.model / "model.safetensors"))
+
+
+def packed(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Episodes, as they are kept."""
+    path.parent.mkdir(parents=True)
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
 def near(one: Mapping[str, Any], other: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
     """Whether two trainings went the same way: AdamW takes whole steps by the sign of what is but rounding, in few weights."""
     apart = sum(float(((one[name] - other[name]) ** 2).sum()) for name in start) ** 0.5
@@ -103,19 +116,11 @@ def test_two_processes_take_the_steps_of_one_and_an_interrupted_training_goes_on
     assert not list((game.path / "output").glob("*.partial"))
 
 
-def _base(place: Workplace) -> dict[str, Any]:
-    from safetensors.numpy import load_file
-
-    return dict(load_file(place.model / "model.safetensors"))
-
-
 @pytest.mark.soak
 def test_training_on_episodes_that_is_killed_goes_on_to_the_same_weights(game: Workplace) -> None:
     (game.path / "killed.py").write_text(KILLED_ONCE)
     rows = [{"goal": "g", "reward": 1.0, "ids": [5 + n, 6, 7, 8, 9 + n], "own": [0, 0, 1, 0, 1]} for n in range(24)]
-    (game.path / "output" / "shown").mkdir(parents=True)
-    with gzip.open(game.path / "output" / "shown" / "000024.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    packed(game.path / "output" / "shown" / "000024.jsonl.gz", rows)
     asked = 'launch "$MODEL_PATH" {} --out output/{} --traces output/shown --steps 6'
     told = game.bash(f"cp killed.py code/; {asked.format('killed.py', 'broken')}", check=False)
     assert "'tokens_per_s'" not in told and not (game.path / "output" / "broken").exists()
@@ -124,9 +129,7 @@ def test_training_on_episodes_that_is_killed_goes_on_to_the_same_weights(game: W
     assert "'step': 6" in told and (game.path / "output" / "unbroken.done").exists()
     assert same(game.weights("broken"), game.weights("unbroken"), 2e-6)
     assert not same(game.weights("broken"), _base(game), 1e-4)
-    (game.path / "output" / "long").mkdir()
-    with gzip.open(game.path / "output" / "long" / "000019.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps({"goal": "g", "reward": 1.0, "ids": [], "own": []}) + "\n" for _ in range(19))
+    packed(game.path / "output" / "long" / "000019.jsonl.gz", [{"goal": "g", "reward": 1.0, "ids": [], "own": []}] * 19)
     told = game.bash('launch "$MODEL_PATH" train_episodes.py --out output/none --traces output/long', check=False)
     assert "of 19 episodes that the expert won the first prompt is longer than the model's window" in told
 
@@ -134,10 +137,8 @@ def test_training_on_episodes_that_is_killed_goes_on_to_the_same_weights(game: W
 @pytest.mark.soak
 def test_rounds_of_corrections_teach_what_the_expert_says_and_go_on_after_an_interruption(game: Workplace) -> None:
     (game.path / "told.py").write_text(TOLD)
-    (game.path / "output" / "few").mkdir(parents=True)
     row = {"goal": "g", "reward": 1.0, "ids": [5, 6, 7, 8, 9], "own": [0, 0, 1, 0, 1]}
-    with gzip.open(game.path / "output" / "few" / "000001.jsonl.gz", "wt") as file:
-        file.write(json.dumps(row) + "\n")
+    packed(game.path / "output" / "few" / "000001.jsonl.gz", [row])
     asked = (
         'cp told.py code/; launch "$MODEL_PATH" told.py --out output/told --traces output/few --games 12 --rounds {}'
     )

@@ -6,14 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import PATIENCE_S
+from helpers import wait_for
 
 from autorl_hpc.files.frozen_records import alive_jobs
-from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.launch.cancel import cancel_runs
@@ -30,16 +30,11 @@ def newcomer(home: Path) -> dict[str, str]:
     return {**kept, "HOME": str(home), "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])}
 
 
-def run_of(experiment: ExperimentDir, agent: str) -> RunDir:
-    """The run of one agent."""
+def view_of(experiment: ExperimentDir, agent: str) -> RunView:
+    """What the ledger of one agent's run says."""
     runs: list[str] = json.loads(experiment.resolved.read_text())["runs"]
     (run_id,) = [run_id for run_id in runs if run_id.startswith(f"arithmetic-{agent}-tiny-")]
-    return experiment.run(run_id)
-
-
-def view_of(experiment: ExperimentDir, agent: str) -> RunView:
-    """What its ledger says."""
-    return RunView.of(Ledger(run_of(experiment, agent)).read())
+    return RunView.of(Ledger(experiment.run(run_id)).read())
 
 
 def report_score(experiment: ExperimentDir, agent: str) -> float:
@@ -55,16 +50,14 @@ def test_quickstart(tmp_path: Path) -> None:
     root = tmp_path / "place"
     experiment = ExperimentDir(root / "runs" / "quickstart")
     env = newcomer(tmp_path / "home")
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "autorl_hpc", *arguments]
+        where: dict[str, Any] = {"env": env, "cwd": tmp_path, "timeout": HANG_S}
+        return subprocess.run(command, capture_output=True, text=True, check=False, **where)
+
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "autorl_hpc", "quickstart", "--root", str(root)],
-            env=env,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=HANG_S,
-            check=False,
-        )
+        done = call("quickstart", "--root", str(root))
     finally:
         if experiment.resolved.exists() and (alive_jobs(experiment) or processes(experiment)):
             cancel_runs(experiment, [])
@@ -87,24 +80,9 @@ def test_quickstart(tmp_path: Path) -> None:
 
     for name in ("index.html", "summary.json", "summary.csv", "summary.md"):
         assert (experiment.report / name).stat().st_size > 0, name
-    verified = subprocess.run(
-        [sys.executable, "-m", "autorl_hpc", "verify", str(root / "runs"), "--json"],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    verified = call("verify", str(root / "runs"), "--json")
     verdicts = json.loads(verified.stdout)
     assert verified.returncode == 0 and sum(verdict["of"] == "run" for verdict in verdicts) == 4
     assert all(verdict["whole"] for verdict in verdicts)
-    assert not alive_jobs(experiment) or _ends_soon(experiment)
+    wait_for(lambda: not alive_jobs(experiment), "the jobs, which see the end within two seconds")
     assert os.listdir(experiment.queue) == [] and os.listdir(experiment.claims) == []
-
-
-def _ends_soon(experiment: ExperimentDir) -> bool:
-    """Whether the jobs, which see the end within two seconds, are gone soon."""
-    deadline = time.monotonic() + PATIENCE_S
-    while alive_jobs(experiment) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return not alive_jobs(experiment)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from env_wheels import plain
 from helpers import PATIENCE_S, Cluster
 
 from autorl_hpc.errors import AutorlError, Exit
@@ -23,7 +20,7 @@ from autorl_hpc.files.store import find_environment, present_hash, verify_enviro
 from autorl_hpc.launch.prerequisites import run_environment
 from autorl_hpc.stage import environments
 from autorl_hpc.stage.sources import last_words
-from autorl_hpc.stage.stage import stage as stage_all
+from autorl_hpc.stage.stage import stage
 
 AGENT = """#!/usr/bin/env bash
 set -e
@@ -37,34 +34,11 @@ END
 """
 
 
-def stage(
-    root: Root, names: list[str], *, say: Callable[[str], None] = lambda _: None, **ways: Any
-) -> list[dict[str, Any]]:
-    return stage_all(root, names, say=say, **ways)
-
-
 def wheel(folder: Path, name: str, version: str, code: str, *, needs: str = "", command: bool = False) -> Path:
-    """A pure-Python wheel, the same bytes each time."""
-    info = f"{name}-{version}.dist-info"
-    meta = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (f"Requires-Dist: {needs}\n" if needs else "")
-    files = {
-        f"{name}.py": code,
-        f"{info}/METADATA": meta,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    if command:
-        files[f"{info}/entry_points.txt"] = f"[console_scripts]\ngreet = {name}:main\n"
-    record = ""
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        record += f"{path},sha256={digest},{len(text.encode())}\n"
-    files[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
+    """A wheel of one module, with a program `greet` if it has one."""
+    program = {"@/entry_points.txt": f"[console_scripts]\ngreet = {name}:main\n"} if command else {}
     folder.mkdir(exist_ok=True)
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as made:
-        for file, text in files.items():
-            made.writestr(zipfile.ZipInfo(file, (1980, 1, 1, 0, 0, 0)), text)
-    return path
+    return plain(folder, name, version, {f"{name}.py": code, **program}, needs)
 
 
 @pytest.fixture
@@ -87,22 +61,16 @@ def wheels(tmp_path: Path) -> Path:
     return two_wheels(tmp_path / "wheels")
 
 
-def staged(root: Root, wheels: Path, *, again: bool = False, name: str = "small") -> str:
+def staged(root: Root, wheels: Path, *, again: bool = False) -> str:
     """Stages the environment and returns its content hash."""
-    (value,) = stage(root, [f"env:{name}"], source=wheels, requirements=wheels / "requirements.txt", again=again)
+    (value,) = stage(root, ["env:small"], source=wheels, requirements=wheels / "requirements.txt", again=again)
     assert not any(file["path"].startswith("venv/") for file in value["files"])
     return str(value["content_hash"])
 
 
-def python(root: Root, digest: str, code: str, name: str = "small") -> str:
-    done = subprocess.run(
-        [str(root.environment(name, digest) / "venv" / "bin" / "python"), "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PATH": os.environ["PATH"]},
-    )
-    return done.stdout.strip()
+def python(root: Root, digest: str, code: str) -> str:
+    command = [str(root.environment("small", digest) / "venv" / "bin" / "python"), "-c", code]
+    return subprocess.check_output(command, text=True, env={"PATH": os.environ["PATH"]}).strip()
 
 
 @pytest.fixture(scope="module")
@@ -124,17 +92,10 @@ def test_a_venv_is_made_of_its_wheels_and_named_by_their_hash(small: tuple[Root,
         *("helperlib==1.2", f"--hash=sha256:{sums['helperlib-1.2-py3-none-any.whl']}"),
     ]
     assert manifest.environment is not None and manifest.environment.python == environments.python_tag()
-    assert (
-        python(root, digest, "import greeting, sys; print(greeting.TEXT, sys.prefix)") == f"hello world {folder}/venv"
+    shows = (
+        "import greeting, sys; from importlib.util import find_spec; print(greeting.TEXT, sys.prefix, find_spec('pip'))"
     )
-    assert (
-        python(
-            root,
-            digest,
-            "import sys; print([n for n in ('pip', 'pydantic') if __import__('importlib.util').util.find_spec(n)])",
-        )
-        == "[]"
-    )
+    assert python(root, digest, shows) == f"hello world {folder}/venv None"
     other = Root(tmp_path / "elsewhere")
     assert staged(other, wheels) == digest, "the hash depends on the place"
     assert not list(root.path.rglob(".tmp-small-*"))
@@ -297,7 +258,7 @@ def test_an_image_is_named_by_its_hash_and_needs_level_apptainer(root: Root, ima
 # --- agents ---
 
 
-def test_an_agent_runs_in_the_environment_of_its_experiment_and_one_that_is_gone_is_the_clusters_fault(
+def test_an_agent_runs_in_the_environment_of_its_experiment_one_that_is_gone_is_the_clusters_fault_another_one_another_run(
     cluster: Cluster, wheels: Path
 ) -> None:
     requirements = str(wheels / "requirements.txt")
@@ -321,18 +282,12 @@ def test_an_agent_runs_in_the_environment_of_its_experiment_and_one_that_is_gone
     os.rename(venv.parent, cluster.root.path / "moved")
     assert cluster.supervisor(later).wait(PATIENCE_S) != 0
     assert "environment small is not staged" in cluster.logs()
-
-
-def test_another_environment_is_another_run_and_none_is_as_before(cluster: Cluster, wheels: Path) -> None:
-    made = ("stage", "env:small", "--from", str(wheels), "--requirements", str(wheels / "requirements.txt"))
-    cluster.agent("looks", AGENT)
-    (plain,) = cluster.prepare(["looks"])
-    cluster.run(*made)
-    assert plain in cluster.prepare(["looks"])
-    (first,) = set(cluster.prepare(["looks"], environment="small")) - {plain}
+    os.rename(cluster.root.path / "moved", venv.parent)
     wheel(wheels, "helperlib", "1.3", "WHO = 'all'\n")
-    cluster.run(*made, "--again")
-    assert len(set(cluster.prepare(["looks"], environment="small")) - {plain, first}) == 1
+    cluster.run("stage", "env:small", "--from", str(wheels), "--requirements", requirements, "--again")
+    seeds = {"seed": [0, 1]}
+    others = set(cluster.prepare(["looks"], environment="small", attempts=1, matrix=seeds)) - {run_id, later}
+    assert len(others) == 2, "another environment is another run"
     cluster.agent("needy", AGENT, needs=["pydantic"])  # which the suite has, and the environment has not
     spec = cluster.spec(["needy"], environment="small")
     done = cluster.run("launch", str(spec), "--dry-run", check=False)

@@ -7,13 +7,12 @@ may be equal between runs and are hard links to a few templates.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 from pathlib import Path
 from typing import Any
 
-from treemaker import CREATED, RECIPE, Tree, evaluation, outcomes, save_items, sha
+from treemaker import CREATED, Tree, evaluation, outcomes, save_items, sha
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.ledger import Ledger
@@ -92,23 +91,8 @@ class BigTree:
         science = tree.science(
             task="gsm8k", agent=f"agent{agent}", base_model=f"org/base{base}", seed=index, driver=f"llm{agent % 3}"
         )
-        run = tree.experiment.run(science.run_id())
-        for folder in (run.path, run.ledger, run.items, run.logs):
-            folder.mkdir()
-        record = RunRecord(
-            run_id=run.run_id,
-            experiment=tree.path.name,
-            index=index % RUNS_PER_EXPERIMENT,
-            science=science,
-            recipe_hash=RECIPE.hash(),
-            task_hash=sha("task"),
-            agent_hash=sha(science.agent),
-            code_hash=sha("code"),
-            created_at=CREATED,
-            sandbox="auto",
-        )
-        data = json.dumps(record.model_dump(mode="json"), sort_keys=True, indent=2).encode() + b"\n"
-        run.record.write_bytes(data)
+        run, record = tree.lay(science, index % RUNS_PER_EXPERIMENT)
+        data = run.record.read_bytes()
         _write_chain(run, data, self._entries(tree, run, record, index))
         for name, path in self._recorded.items():
             os.link(path, run.recorded(name))
@@ -131,45 +115,32 @@ class BigTree:
         os.link(path, run.items / f"{number:06d}.feedback.jsonl.gz")
         content = sha(f"{run.run_id}-{number}")
         found = _once(("evaluation", items), lambda: evaluation(Split.FEEDBACK, content, values, items))
+        which = {"submission_id": number, "content_hash": content}
+        told = {"elapsed_s": 20.0 * number, "model_path": f"output/v{number}", "note": f"attempt {number}"}
+        scored = {"evaluation": {**found, "content_hash": content}, "grader": "g", "generation": 1}
         return [
-            (
-                EntryKind.SUBMISSION,
-                {**_SUBMISSION, "submission_id": number, "manifest_id": f"m{number}", "content_hash": content}
-                | {"elapsed_s": 20.0 * number, "model_path": f"output/v{number}", "note": f"attempt {number}"},
-            ),
-            (
-                EntryKind.SCORE,
-                {"submission_id": number, "evaluation": {**found, "content_hash": content}, "grader": "g"}
-                | {"generation": 1},
-            ),
-            (EntryKind.FINGERPRINT, {**_FINGERPRINT, "submission_id": number, "content_hash": content}),
+            (EntryKind.SUBMISSION, {**_SUBMISSION, **which, **told, "manifest_id": f"m{number}"}),
+            (EntryKind.SCORE, {"submission_id": number, **scored}),
+            (EntryKind.FINGERPRINT, {**_FINGERPRINT, **which}),
             (EntryKind.CONTAMINATION, {**_CONTAMINATION, "submission_id": number}),
         ]
 
     def _end(
         self, tree: Tree, record: RunRecord, count: int, index: int, run: RunDir | None = None
     ) -> list[tuple[EntryKind, Any]]:
-        lost = index % LOST_EVERY == 2
-        sealed = bodies.Sealed(
-            submissions=tuple(range(1, count + 1)),
-            ended_by=EndedBy.CRASHED if lost else EndedBy.AGENT_EXIT,
-            exit_code=None if lost else 0,
-            elapsed_s=1100.0,
-            given_back_s=0.0,
-            fault=Fault.CLUSTER if lost else None,
-            reason="node lost" if lost else None,
-        )
-        base = tree.baseline(record.science, Split.REPORT)
-        feedback = tree.baseline(record.science, Split.FEEDBACK)
+        end: dict[str, Any] = {"ended_by": EndedBy.AGENT_EXIT, "exit_code": 0}
+        if index % LOST_EVERY == 2:
+            end = {"ended_by": EndedBy.CRASHED, "exit_code": None, "fault": Fault.CLUSTER, "reason": "node lost"}
+        sealed = bodies.Sealed(submissions=tuple(range(1, count + 1)), elapsed_s=1100.0, given_back_s=0.0, **end)
+        base, feedback = (tree.baseline(record.science, split) for split in (Split.REPORT, Split.FEEDBACK))
         closed: dict[str, Any] = {
             "selected": None,
             "selected_by": "base_kept",
             "report": base.evaluation,
-            "baseline_report": base.key,
-            "baseline_feedback": feedback.key,
-            "baseline_sha256": {b.key: b.digest() for b in (base, feedback)},
             "grader": "g",
         }
+        closed |= {"baseline_report": base.key, "baseline_feedback": feedback.key}
+        closed["baseline_sha256"] = {b.key: b.digest() for b in (base, feedback)}
         if run is not None:
             path, items, values = self._report[random.Random(index).randrange(REPORT_VARIANTS)]
             os.link(path, run.items / f"{count:06d}.report.jsonl.gz")
@@ -189,40 +160,19 @@ def _once(key: Any, make: Any) -> dict[str, Any]:
 
 
 _SUBMISSION = bodies.Submission(
-    submission_id=1,
-    manifest_id="m",
-    status="accepted",
-    model_path="output/v",
-    elapsed_s=0,
-    tensors=290,
-    size_bytes=10**9,
+    **{"submission_id": 1, "manifest_id": "m", "status": "accepted", "model_path": "output/v", "elapsed_s": 0},
+    **{"tensors": 290, "size_bytes": 10**9},
 ).model_dump(mode="json")
 _FINGERPRINT = bodies.Fingerprint(
-    submission_id=1,
-    content_hash=sha("x"),
-    relative_delta=0.011,
-    largest_delta=0.05,
-    largest_tensor="model.layers.3.mlp.up_proj.weight",
-    changed_tensors=288,
-    changed_share=0.93,
-    noise_delta=0.0004,
-    moved_tensors=280,
-    nearest_model="org/base0",
-    nearest_delta=0.011,
-    commonest_output_share=0.01,
-    commonest_output_tokens=14,
-    base_output_share=0.01,
-    took_s=1.5,
-    grader="g",
+    **{"submission_id": 1, "content_hash": sha("x"), "took_s": 1.5, "grader": "g", "relative_delta": 0.011},
+    **{"largest_delta": 0.05, "largest_tensor": "model.layers.3.mlp.up_proj.weight", "noise_delta": 0.0004},
+    **{"changed_tensors": 288, "changed_share": 0.93, "moved_tensors": 280, "nearest_delta": 0.011},
+    **{"nearest_model": "org/base0", "commonest_output_share": 0.01, "commonest_output_tokens": 14},
 ).model_dump(mode="json")
 _CONTAMINATION = bodies.Contamination(
-    submission_id=1,
+    **{"submission_id": 1, "files_scanned": 120, "bytes_scanned": 10**7, "complete": True, "took_s": 1.0},
     items={Split.FEEDBACK: 0, Split.REPORT: 0},
     of={Split.FEEDBACK: N_FEEDBACK, Split.REPORT: N_REPORT},
-    files_scanned=120,
-    bytes_scanned=10**7,
-    complete=True,
-    took_s=1.0,
 ).model_dump(mode="json")
 
 
@@ -255,17 +205,8 @@ def _trace(i: int) -> TraceEvent:
 
 
 def _training(i: int) -> TrainingPoint:
-    return TrainingPoint(
-        elapsed_s=100.0 + 4 * i,
-        at=CREATED,
-        source="agent.log",
-        trainer="GRPOTrainer",
-        step=i,
-        loss=1.0 / (i + 1),
-        reward=0.01 * i,
-        kl=0.001 * i,
-        learning_rate=1e-6,
-    )
+    at = {"elapsed_s": 100.0 + 4 * i, "at": CREATED, "source": "agent.log", "trainer": "GRPOTrainer", "step": i}
+    return TrainingPoint(**at, loss=1.0 / (i + 1), reward=0.01 * i, kl=0.001 * i, learning_rate=1e-6)
 
 
 _RECORDED_ROWS: dict[str, Any] = {"usage": _usage, "trace": _trace, "training": _training}

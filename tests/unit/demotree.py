@@ -57,14 +57,8 @@ def demo(path: Path, *, seeds: int = 5, sandbox: str = "landlock", tasks: int = 
             for mode in MODES.get(agent, ("free",)):
                 for seed in range(seeds):
                     splits = {str(s): SplitPin(n=n, sha256=sha(f"{task}-{s}")) for s, n in SIZES.items()}
-                    science = {
-                        "splits": splits,
-                        "task": task,
-                        "agent": agent,
-                        "driver": driver,
-                        "mode": mode,
-                        "seed": seed,
-                    }
+                    who = {"agent": agent, "driver": driver, "mode": mode, "seed": seed}
+                    science = {"splits": splits, "task": task, **who}
                     _run(tree, science, share, gain - 0.05 * (mode == "sft-only"), spread)
     return tree
 
@@ -114,16 +108,8 @@ def _run(tree: Tree, science: dict[str, Any], share: float, gain: float, spread:
 
 def _used(run: TreeRun, end_s: float, exit_codes: tuple[int | None, ...] = (0,)) -> dict[str, Any]:
     """What the gateway counted until the run's end, and its GPU-hours; for each start of the agent an exit code."""
-    hours, rate = end_s / 3600, _rate(run.record.run_id)
-    tokens_in, tokens_out = int(0.9 * rate * hours), int(0.1 * rate * hours)
-    use = DriverUse(
-        tokens_in=tokens_in,
-        tokens_out=tokens_out,
-        tokens_cached=int(0.7 * tokens_in),
-        cost_usd=round(3e-6 * rate * hours, 2),
-        calls=int(40 * hours),
-        refused=int(hours) % 3,
-    )
+    hours = end_s / 3600
+    use = DriverUse(**_tokens(run.record.run_id, hours), calls=int(40 * hours), refused=int(hours) % 3)
     told = {"gpu_hours": round(GPUS * hours, 3), "driver": use, "exit_codes": exit_codes}
     return told | {"reprompts": len(exit_codes) - 1}
 
@@ -131,6 +117,12 @@ def _used(run: TreeRun, end_s: float, exit_codes: tuple[int | None, ...] = (0,))
 def _rate(run_id: str) -> float:
     """Tokens an hour."""
     return random.Random(run_id).uniform(0.4e6, 1.6e6)
+
+
+def _tokens(run_id: str, hours: float) -> dict[str, Any]:
+    all_in_all = _rate(run_id) * hours
+    shares = {"tokens_in": 0.9, "tokens_out": 0.1, "tokens_cached": 0.63}
+    return {"cost_usd": round(3e-6 * all_in_all, 2), **{key: int(x * all_in_all) for key, x in shares.items()}}
 
 
 def _solved(draw: random.Random, n: int, share: float) -> list[float]:
@@ -150,41 +142,27 @@ def with_story(run: RunSummary) -> RunSummary:
     before_s = 0.0
     for point in run.trajectory:
         used = point.elapsed_s / 3600
-        iterations.append(
-            Iteration(
-                submission_id=point.submission_id,
-                status=point.status,
-                score=point.score,
-                elapsed_s=point.elapsed_s,
-                duration_s=point.elapsed_s - before_s,
-                tokens=int(rate * used),
-                cost_usd=round(3e-6 * rate * used, 4),
-                gpu_hours=round(GPUS * used, 4),
-                route=RouteTold(planned=planned, executed=executed),
-            )
-        )
+        same = {name: getattr(point, name) for name in ("submission_id", "status", "score", "elapsed_s")}
+        spent = {
+            "tokens": int(rate * used),
+            "cost_usd": round(3e-6 * rate * used, 4),
+            "gpu_hours": round(GPUS * used, 4),
+        }
+        route = RouteTold(planned=planned, executed=executed)
+        iterations.append(Iteration(**same, **spent, duration_s=point.elapsed_s - before_s, route=route))
         before_s = point.elapsed_s
     helped = run.improvement is not None and (run.improvement.low or 0.0) > 0
     kind = FailureKind.INFRASTRUCTURE if run.excluded == "infrastructure" else draw.choice(FAILURES)
     kind = FailureKind.NO_SUBMISSION if not run.trajectory and run.excluded is None else kind
-    resources = ResourcesUsed(
-        gpu_hours=round(GPUS * hours, 3),
-        gpus="2",
-        gpu_model="NVIDIA H100 80GB HBM3",
-        gpu_use=round(draw.uniform(0.3, 0.9), 3),
-        tokens_in=int(0.9 * rate * hours),
-        tokens_out=int(0.1 * rate * hours),
-        tokens_cached=int(0.63 * rate * hours),
-        cost_usd=round(3e-6 * rate * hours, 2),
-        tokens_from="gateway",
-        cost_from="gateway",
-        driver_calls=int(40 * hours),
-        calls_refused=int(hours) % 3,
-        calls_failed=0,
-        tokens_estimated=0,
-        tool_calls=int(35 * hours),
-        tool_failures=int(3 * hours),
-    )
+    gpus = {"gpu_hours": round(GPUS * hours, 3), "gpus": "2", "gpu_model": "NVIDIA H100 80GB HBM3"}
+    calls = {"driver_calls": int(40 * hours), "calls_refused": int(hours) % 3, "calls_failed": 0, "tokens_estimated": 0}
+    tools = {
+        "tool_calls": int(35 * hours),
+        "tool_failures": int(3 * hours),
+        "gpu_use": round(draw.uniform(0.3, 0.9), 3),
+    }
+    told = {**_tokens(run.run_id, hours), "tokens_from": "gateway", "cost_from": "gateway"}
+    resources = ResourcesUsed.model_validate({**gpus, **told, **calls, **tools})
     story = Story(
         route=RouteTold(planned=planned, executed=executed if run.trajectory else Route.NONE),
         mode_kept=mode_kept(run.mode, executed) if run.trajectory else None,

@@ -12,12 +12,8 @@ from autorl_hpc.states import EndedBy, EntryKind, Network, Protocol, SandboxLeve
 HASH = "0123456789abcdef" * 4
 
 RECIPE = task.Recipe(
-    name="default",
-    version=1,
-    prompt="{question}",
+    **{"name": "default", "version": 1, "prompt": "{question}", "scorer": "gsm8k", "scorer_version": "1"},
     sampling=task.Sampling(max_new_tokens=32, stop=("\n",)),
-    scorer="gsm8k",
-    scorer_version="1",
 )
 PIN = task.SplitPin(n=3, sha256=HASH)
 SCIENCE = run.Science(
@@ -84,28 +80,15 @@ RECORDS: list[Strict] = [
         content_hash=HASH,
         ignored_files=("optimizer.pt", "logs/"),
     ),
-    entries.Score(submission_id=1, evaluation=EVALUATION, grader="g", generation=2),
-    entries.SandboxUsed(
-        attempt=1,
-        level=SandboxLevel.BWRAP,
-        network=Network.NONE,
-        holes=("h",),
-        start_s=0.1,
-        refused={"apptainer": "no"},
-    ),
+    entries.SandboxUsed(attempt=1, level=SandboxLevel.BWRAP, network=Network.NONE, refused={"apptainer": "no"}),
     entries.Contamination(
         submission_id=3,
         also=(2,),
         items={Split.FEEDBACK: 0, Split.REPORT: 2},
         whole={Split.FEEDBACK: 0, Split.REPORT: 1},
         of={Split.FEEDBACK: 300, Split.REPORT: 500},
-        found=(
-            entries.Contaminated(
-                file="code/x.py", split=Split.REPORT, how="ngram", items=2, first_items=("r-1", "r-2")
-            ),
-        ),
+        found=(entries.Contaminated(file="code/x.py", split=Split.REPORT, how="ngram", items=2, first_items=("r-1",)),),
         complete=False,
-        reason="limit of the look: time",
     ),
     entries.Sealed(
         submissions=(),
@@ -118,7 +101,6 @@ RECORDS: list[Strict] = [
         exit_codes=(0, None),
         reprompts=1,
     ),
-    exchange.Claim(entry="f-run--000001", generation=1, grader="g", host="node1", pid=1),
     exchange.Heartbeat(grader="g", host="node1", pid=1, counter=10**12, state="idle"),
     exchange.Clock(
         attempt=2,
@@ -143,21 +125,10 @@ RECORDS: list[Strict] = [
         engine=exchange.Engine(backend="transformers", versions={"torch": "2"}, device="cpu", dtype="float32"),
         grader="g",
     ),
-    exchange.StoreManifest(
-        name="autorl/tiny",
-        kind="model",
-        source="here",
-        files=(exchange.StoreFile(path="a", sha256=HASH, size_bytes=1),),
-    ),
     exchange.BundleManifest(
         parts=(
             exchange.BundlePart(name="autorl/tiny", kind="model", content_hash=HASH),
-            exchange.BundlePart(
-                name="torch",
-                kind="environment",
-                content_hash=HASH,
-                environment=exchange.EnvironmentFacts(kind="venv", python="cp311-linux-x86_64"),
-            ),
+            exchange.BundlePart(name="torch", kind="environment", environment=exchange.EnvironmentFacts(kind="venv")),
         ),
         files=(exchange.StoreFile(path="store/models/autorl/tiny/config.json", sha256=HASH, size_bytes=1),),
     ),
@@ -172,9 +143,7 @@ RECORDS: list[Strict] = [
         recipes=(RECIPE,),
     ),
     AgentFile(name="a", description="d", include=("scripted",), needs=("torch",), trace="codex"),
-    recorded.TrainingPoint(
-        **SEEN, source="agent.log", trainer="GRPOTrainer", step=5, reward=0.5, more={"entropy": 0.1}
-    ),
+    recorded.TrainingPoint(**SEEN, source="agent.log", step=5, reward=0.5, more={"entropy": 0.1}),
     recorded.ObservedFact(**SEEN, pid=7, program="code/train.py", at_s=1.5, what="seed", facts={"value": 3}),
 ]
 

@@ -1,4 +1,4 @@
-"""Whole files or none: killed at every step, raced by many processes, on a full disk."""
+"""Whole files or none: killed at every step, on a full disk. test_ledger.py has many processes that race for a name."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import needs
 import pytest
-from helpers import PATIENCE_S
 
 from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
@@ -92,37 +89,6 @@ def test_written_and_published_modes(tmp_path: Path) -> None:
     assert atomic.publish_bytes(tmp_path / "published", NEW)
     assert (tmp_path / "written").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "published").stat().st_mode & 0o777 == 0o444
-
-
-RACER = """
-import sys, time
-from pathlib import Path
-from autorl_hpc.files.atomic import publish_bytes
-folder, me, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-(folder / "ready" / me).touch()
-while len(list((folder / "ready").iterdir())) < int(sys.argv[4]):
-    time.sleep(0.001)
-print("".join("1" if publish_bytes(folder / "names" / f"{n:04d}", me.encode() * 1000) else "0" for n in range(rounds)))
-"""
-
-
-def test_eight_processes_racing_for_a_name_have_one_winner(tmp_path: Path) -> None:
-    racers, rounds = 8, 100
-    (tmp_path / "ready").mkdir()
-    (tmp_path / "names").mkdir()
-
-    def race(number: int) -> str:
-        command = [sys.executable, "-c", RACER, str(tmp_path), str(number), str(rounds), str(racers)]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout.strip()
-
-    with ThreadPoolExecutor(racers) as pool:
-        results = list(pool.map(race, range(racers)))
-    for name in range(rounds):
-        winners = [number for number, result in enumerate(results) if result[name] == "1"]
-        assert len(winners) == 1, f"name {name} was won by {winners}"
-        assert (tmp_path / "names" / f"{name:04d}").read_bytes() == str(winners[0]).encode() * 1000
-    assert sum("1" in result for result in results) > 1, "one process won everything: this was no race"
-    assert len(os.listdir(tmp_path / "names")) == rounds, "a loser left its temporary file"
 
 
 @pytest.fixture

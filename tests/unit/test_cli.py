@@ -71,22 +71,16 @@ def test_a_root_that_is_a_file_is_named(tmp_path: Path, command: list[str]) -> N
 # --- the experiments that ship ---
 
 
-@pytest.mark.parametrize("job", ["quickstart.yaml"])
-def test_a_shipped_experiment_is_found_outside_a_checkout(staged: Path, tmp_path: Path, job: str) -> None:
-    done = call("launch", job, "--dry-run", "--json", "--root", str(staged), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"{job} is not here; using {share('jobs') / 'quickstart.yaml'}" in done.stderr
-    json.loads(done.stdout)
-
-
-def test_a_wheel_ships_its_experiments(staged: Path, tmp_path: Path) -> None:
-    """As pip lays it: package and shared parts in one folder, without a checkout."""
+def test_a_shipped_experiment_is_found_outside_a_checkout_and_in_a_wheel(staged: Path, tmp_path: Path) -> None:
+    """A wheel as pip lays it: package and shared parts in one folder, without a checkout."""
     place = tmp_path / "site"
     shutil.copytree(REPO / "autorl_hpc", place / "autorl_hpc", ignore=shutil.ignore_patterns("__pycache__"))
     for part in ("tasks", "templates", "jobs"):
         shutil.copytree(REPO / part, place / "autorl_hpc" / "_share" / part)
-    done = call(
-        "launch", "jobs/quickstart.yaml", "--dry-run", "--root", str(staged), cwd=tmp_path, PYTHONPATH=str(place)
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"using {place}" in done.stderr
+    for job, packages, where in (
+        ("quickstart.yaml", {}, share("jobs")),
+        ("jobs/quickstart.yaml", {"PYTHONPATH": str(place)}, place),
+    ):
+        done = call("launch", job, "--dry-run", "--json", "--root", str(staged), cwd=tmp_path, **packages)
+        assert done.returncode == 0, done.stderr
+        assert f"{job} is not here; using {where}" in done.stderr and json.loads(done.stdout)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
+from checkpoints import science_of
 from players import Player
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.grading.evaluate import Playground
-from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.search import Dialogue
@@ -21,7 +21,7 @@ from autorl_hpc.rollouts.source import load
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.states import Fault, Protocol
+from autorl_hpc.states import Fault
 from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import Task, load_task
 
@@ -74,20 +74,7 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> tuple[Root, Task]:
 
 
 def science(task: Task, **options: Any) -> Science:
-    recipe = task.recipe(None)
-    return Science(
-        task=task.name,
-        agent="none",
-        base_model="autorl/tiny",
-        driver="none",
-        mode="free",
-        seed=0,
-        budget=Budget(wall_clock_s=60),
-        protocol=Protocol.TWO_SPLIT,
-        recipe=recipe.model_copy(update={"options": {**recipe.options, **options}}),
-        splits={str(split): pin for split, pin in task.file.splits.items()},
-        base_model_content_hash="0" * 64,
-    )
+    return science_of(task, recipe={"options": {**task.file.recipes[0].options, **options}})
 
 
 def held_out(root: Root, task: Task, split: str) -> list[Item]:

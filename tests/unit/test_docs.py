@@ -16,17 +16,9 @@ from typer.main import get_command
 
 from autorl_hpc.agents.definition import AgentDriver, AgentFile
 from autorl_hpc.cli import add_extensions, app
+from autorl_hpc.records import experiment
 from autorl_hpc.records.driver import DriverSpec
-from autorl_hpc.records.experiment import (
-    Budget,
-    ExperimentSpec,
-    FeedbackSpec,
-    GraderSpec,
-    JudgeSpec,
-    Matrix,
-    Retention,
-    SandboxSpec,
-)
+from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.task import Recipe, Sampling, TaskFile
 from autorl_hpc.supervise.workspace import ALLOWED
 
@@ -38,18 +30,14 @@ EVERYWHERE = {"--help", "--json", "--root"}
 OTHERWISE = {"--figures": "--no-figures"}
 """Options that are on by themselves, and the way they stand in the docs."""
 
-FIELDS: list[tuple[str, type[BaseModel]]] = [
-    *(
-        ("experiments.md", model)
-        for model in (ExperimentSpec, Matrix, Budget, GraderSpec, JudgeSpec, SandboxSpec, FeedbackSpec, Retention)
-    ),
-    ("drivers.md", DriverSpec),
-    ("adding-an-agent.md", AgentFile),
-    ("adding-an-agent.md", AgentDriver),
-    ("adding-a-task.md", TaskFile),
-    ("adding-a-task.md", Recipe),
-    ("adding-a-task.md", Sampling),
-]
+PARTS = ("Matrix", "Budget", "GraderSpec", "JudgeSpec", "SandboxSpec", "FeedbackSpec", "Retention", "ExperimentSpec")
+PAGES: dict[str, list[type[BaseModel]]] = {
+    "experiments.md": [getattr(experiment, name) for name in PARTS],
+    "drivers.md": [DriverSpec],
+    "adding-an-agent.md": [AgentFile, AgentDriver],
+    "adding-a-task.md": [TaskFile, Recipe, Sampling],
+}
+FIELDS = [(name, model) for name, models in PAGES.items() for model in models]
 
 
 def page(name: str) -> str:

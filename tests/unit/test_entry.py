@@ -40,19 +40,19 @@ def test_a_ctrl_c_that_a_library_turns_into_an_error_of_its_own_is_a_ctrl_c() ->
     assert "Traceback" not in done.stderr
 
 
-def test_an_error_without_a_ctrl_c_is_a_defect(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ValueError("no one expected this"), 4, ("this is a defect", "no one expected this", "in fails")),
+        (OSError(28, os.strerror(28), "there"), 3, ("writing failed: No space left on device", "there")),
+    ],
+)
+def test_a_defect_is_told_from_a_full_disk(
+    error: Exception, code: int, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails() -> None:
-        raise ValueError("no one expected this")
+        raise error
 
-    assert guarded(fails) == 4
+    assert guarded(fails) == code
     said = capsys.readouterr().err
-    assert "this is a defect" in said and "no one expected this" in said and "in fails" in said
-
-
-def test_a_full_disk_is_no_defect(capsys: pytest.CaptureFixture[str]) -> None:
-    def fails() -> None:
-        raise OSError(28, os.strerror(28), "there")
-
-    assert guarded(fails) == 3
-    said = capsys.readouterr().err
-    assert "defect" not in said and "there" in said
+    assert all(word in said for word in words) and ("defect" in said) == (code == 4)

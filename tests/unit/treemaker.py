@@ -14,6 +14,7 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.grading.evaluate import ItemOutcome, items_bytes
+from autorl_hpc.records import readable_json
 from autorl_hpc.records.entries import (
     CLUSTERS,
     AttemptEnded,
@@ -58,23 +59,12 @@ def evaluation(
     **more: Any,
 ) -> Evaluation:
     """An evaluation as the grader makes it; `values` None is a failed one."""
-    common: dict[str, Any] = {
-        "split": split,
-        "content_hash": content,
-        "recipe_hash": RECIPE.hash(),
-        "engine_hash": engine.digest(),
-    }
+    common: dict[str, Any] = {"split": split, "content_hash": content}
+    common |= {"recipe_hash": RECIPE.hash(), "engine_hash": engine.digest(), **more}
     if values is None:
-        return Evaluation(**common, **more)
-    whole = all(v in (0.0, 1.0) for v in values)
-    return Evaluation(
-        **common,
-        score=100.0 * sum(values) / len(values),
-        n=len(values),
-        correct=int(sum(values)) if whole else None,
-        items_sha256=items,
-        **more,
-    )
+        return Evaluation(**common)
+    n, correct = len(values), int(sum(values)) if all(v in (0.0, 1.0) for v in values) else None
+    return Evaluation(**common, score=100.0 * sum(values) / n, n=n, correct=correct, items_sha256=items)
 
 
 def save_items(path: Path, values: Sequence[float], clusters: Sequence[str] = ()) -> str:
@@ -101,8 +91,10 @@ class TreeRun:
     tree: Tree
     dir: RunDir
     record: RunRecord
-    ledger: Ledger
     _number: int = 0
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.dir)
 
     @property
     def science(self) -> Science:
@@ -115,10 +107,8 @@ class TreeRun:
     def start(self, elapsed_s: float = 0.0, **hardware: Any) -> TreeRun:
         """An attempt begins."""
         attempt = RunView.of(self.ledger.read()).attempt + 1
-        self.write(
-            EntryKind.ATTEMPT_STARTED,
-            AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w", **hardware),
-        )
+        started = AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w", **hardware)
+        self.write(EntryKind.ATTEMPT_STARTED, started)
         network = Network.OPEN if self.tree.sandbox == SandboxLevel.NONE else self.tree.network
         used = SandboxUsed(attempt=attempt, level=SandboxLevel(self.tree.sandbox), network=network)
         if RunView.of(self.ledger.read()).sealed is None:
@@ -161,15 +151,15 @@ class TreeRun:
     def refuse(self, at_s: float, message: str = "no config.json", **fields: Any) -> int:
         """A refused submission."""
         self._number += 1
-        fields = {
+        usual = {
             "manifest_id": f"m{self._number}",
             "model_path": None,
             "fault": Fault.ARTIFACT,
             "code": "x",
             "advice": "y",
-            **fields,
         }
-        body = Submission(submission_id=self._number, status="refused", elapsed_s=at_s, message=message, **fields)
+        fields = {**usual, "submission_id": self._number, "status": "refused", "message": message, **fields}
+        body = Submission(elapsed_s=at_s, **fields)
         self.write(EntryKind.SUBMISSION, body)
         return self._number
 
@@ -178,16 +168,9 @@ class TreeRun:
     ) -> TreeRun:
         """The agent's part ends."""
         view = RunView.of(self.ledger.read())
-        body = Sealed(
-            submissions=tuple(s.submission_id for s in view.accepted()),
-            ended_by=ended_by,
-            exit_code=exit_code,
-            elapsed_s=elapsed_s,
-            given_back_s=fields.pop("given_back_s", 0.0),
-            refused=len(view.refused()),
-            **fields,
-        )
-        self.write(EntryKind.SEALED, body)
+        fields = {"given_back_s": 0.0, "refused": len(view.refused()), "elapsed_s": elapsed_s, **fields}
+        counted = tuple(s.submission_id for s in view.accepted())
+        self.write(EntryKind.SEALED, Sealed(submissions=counted, ended_by=ended_by, exit_code=exit_code, **fields))
         return self
 
     def close(self, values: Sequence[float] | None = None, engine: Engine = ENGINE, **fields: Any) -> TreeRun:
@@ -199,10 +182,10 @@ class TreeRun:
             "selected": None,
             "selected_by": "base_kept",
             "report": base.evaluation,
-            "baseline_report": base.key,
-            "baseline_feedback": self.tree.baseline(self.science, self.feedback_split).key,
             "grader": "g",
         }
+        closed["baseline_report"] = base.key
+        closed["baseline_feedback"] = self.tree.baseline(self.science, self.feedback_split).key
         if chosen is not None:
             closed.update(selected=chosen.submission_id, selected_by="final" if view.final() else "best_feedback")
             if self.science.protocol is Protocol.PAPER:
@@ -255,20 +238,11 @@ class Tree:
     def science(self, **changes: Any) -> Science:
         """A run's scientific fields."""
         counts = {Split.FEEDBACK: self.n_feedback, Split.REPORT: self.n_report}
-        fields: dict[str, Any] = {
-            "task": "arithmetic",
-            "agent": "sft",
-            "driver": "none",
-            "base_model": "org/tiny",
-            "mode": "free",
-            "seed": 0,
-            "budget": Budget(wall_clock_s=1200),
-            "protocol": self.protocol,
-            "recipe": RECIPE,
-            "splits": {str(s): SplitPin(n=n, sha256=sha(f"{s}-{n}")) for s, n in counts.items()},
-            "base_model_content_hash": sha("base"),
-        }
-        return Science(**{**fields, **changes})
+        fields: dict[str, Any] = {"task": "arithmetic", "agent": "sft", "driver": "none", "base_model": "org/tiny"}
+        fields |= {"mode": "free", "seed": 0, "budget": Budget(wall_clock_s=1200), "protocol": self.protocol}
+        fields |= {"recipe": RECIPE, "base_model_content_hash": sha("base")}
+        splits = {str(s): SplitPin(n=n, sha256=sha(f"{s}-{n}")) for s, n in counts.items()}
+        return Science(**{**fields, "splits": splits, **changes})
 
     def metrics(self, split: Split, values: Sequence[float] | None) -> dict[str, Any]:
         """What the grader writes beside a score of clustered items."""
@@ -283,44 +257,31 @@ class Tree:
         measured = (self.experiment.baselines / f"{key}.json").exists() and path.exists()
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if measured else ""
         items = digest or save_items(path, values, self.clusters.get(split, ()))
-        more = self.metrics(split, values)
+        found = evaluation(split, science.base_model_content_hash, values, items, engine, **self.metrics(split, values))
         changed = 1 if split is Split.FEEDBACK else 0
-        record = Baseline(
-            key=key,
-            task=science.task,
-            base_model=science.base_model,
-            evaluation=evaluation(split, science.base_model_content_hash, values, items, engine, **more),
-            repeat_score=100.0 * (sum(values) + changed) / len(values),
-            repeat_changed_items=changed,
-            engine=engine,
-            grader="g",
-        )
+        again = {"repeat_score": 100.0 * (sum(values) + changed) / len(values), "repeat_changed_items": changed}
+        which = {"key": key, "task": science.task, "base_model": science.base_model, "grader": "g"}
+        record = Baseline(**which, evaluation=found, engine=engine, **again)
         atomic.publish_bytes(self.experiment.baselines / f"{key}.json", record.canonical() + b"\n")
         return record
 
     def run(self, *, run_id: str | None = None, **changes: Any) -> TreeRun:
         """A new run with run.json and an empty ledger."""
-        science = self.science(**changes)
-        run = self.experiment.run(run_id or science.run_id())
-        for folder in (run.path, run.ledger, run.items, run.logs):
-            folder.mkdir(exist_ok=True)
-        record = RunRecord(
-            run_id=run.run_id,
-            experiment=self.path.name,
-            index=len(self.runs),
-            science=science,
-            recipe_hash=science.recipe.hash(),
-            task_hash=sha("task"),
-            agent_hash=sha(science.agent),
-            code_hash=sha("code"),
-            created_at=CREATED,
-            sandbox="auto",
-        )
-        atomic.write_json(run.record, record.model_dump(mode="json"))
-        made = TreeRun(self, run, record, Ledger(run))
+        made = TreeRun(self, *self.lay(self.science(**changes), len(self.runs), run_id))
         self.runs.append(made)
         self.save()
         return made
+
+    def lay(self, science: Science, index: int, run_id: str | None = None) -> tuple[RunDir, RunRecord]:
+        """A run's folders and run.json."""
+        run = self.experiment.run(run_id or science.run_id())
+        for folder in (run.path, run.ledger, run.items, run.logs):
+            folder.mkdir(exist_ok=True)
+        hashes = {"task_hash": sha("task"), "agent_hash": sha(science.agent), "code_hash": sha("code")}
+        which = {"run_id": run.run_id, "experiment": self.path.name, "index": index, "created_at": CREATED}
+        record = RunRecord(**which, science=science, recipe_hash=science.recipe.hash(), sandbox="auto", **hashes)
+        atomic.write_bytes(run.record, readable_json(record.model_dump(mode="json")), durable=False)
+        return run, record
 
     def save(self) -> None:
         """experiment.json."""
@@ -331,14 +292,10 @@ class Tree:
             protocol=self.protocol,
             sandbox=SandboxSpec(network=Network.OPEN),  # as the runs' science leaves it
         )
+        runs = tuple(dict.fromkeys([*(r.dir.run_id for r in self.runs), *self.keeps]))
+        hashes = {"spec_sha256": sha("spec"), "code_hash": sha("code")}
         record = ExperimentRecord(
-            spec=spec,
-            spec_sha256=sha("spec"),
-            root="/nowhere",
-            code_hash=sha("code"),
-            created_at=CREATED,
-            runs=tuple(dict.fromkeys([*(r.dir.run_id for r in self.runs), *self.keeps])),
-            grader=GraderSpec(),
+            spec=spec, root="/nowhere", created_at=CREATED, runs=runs, grader=GraderSpec(), **hashes
         )
         atomic.write_json(self.experiment.resolved, record.model_dump(mode="json"))
 
