@@ -4,7 +4,6 @@ task's code runs only here."""
 
 from __future__ import annotations
 
-import json
 import math
 import numbers
 import sys
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from autorl_hpc.rollouts.child import die_with_starter, hide_memory, is_bool, private_channels
+from autorl_hpc.rollouts.child import Answering, hide_memory, is_bool, serve
 from autorl_hpc.rollouts.environment import Dialogue, Environment, Transcript, Turn, Unavailable
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
@@ -28,22 +27,15 @@ class InvalidStep(Exception):
 
 def main() -> int:
     """Run until stdin ends; return the exit code."""
-    die_with_starter()
-    calls, answers = private_channels(shown=True)
-    host: Host | None = None
-    for line in calls:
-        request = json.loads(line)
-        if host is None:
-            source = Source(**request)
-            if source.held_out:
-                hide_memory()
-            host = Host(source)
-            answer = host.probe()
-        else:
-            answer = host.answer(request)
-        answers.write(json.dumps(answer).encode("ascii") + b"\n")
-        answers.flush()
-    return 0
+    return serve(_begin, shown=True)
+
+
+def _begin(request: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
+    source = Source(**request)
+    if source.held_out:
+        hide_memory()
+    host = Host(source)
+    return host.probe(), host.answer
 
 
 @dataclass
