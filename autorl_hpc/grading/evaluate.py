@@ -117,11 +117,7 @@ class Playground:
         self._pool: Pool | None = None
 
     def play(
-        self,
-        science: Science,
-        items: Sequence[Item],
-        engine: ServingEngine,
-        order: Sequence[int] | None = None,
+        self, science: Science, items: Sequence[Item], engine: ServingEngine, order: Sequence[int] | None = None
     ) -> tuple[list[list[Answer]], str]:
         """Play each item's episodes, one per sample, begun in this order; return them as answers for the scorer, in the items' order,
         and the hash of the prompts that they began with. AutorlError if the environment failed, which is the grader's fault: nothing is scored."""

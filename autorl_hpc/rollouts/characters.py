@@ -36,8 +36,7 @@ _SIGN = re.compile(
     re.IGNORECASE,
 )
 _FIRST_SIGN = re.compile(
-    rf"^([ \xa0$*]*)(?:{_MINUS}[ \xa0]*|\u2014|(?:minus|negative)[ \xa0]+){_NUMBER_NEXT}",
-    re.IGNORECASE | re.MULTILINE,
+    rf"^([ \xa0$*]*)(?:{_MINUS}[ \xa0]*|\u2014|(?:minus|negative)[ \xa0]+){_NUMBER_NEXT}", re.IGNORECASE | re.MULTILINE
 )
 """At the beginning of a line a hyphen with a space behind it is a list's bullet."""
 _SIGN_OF_UNIT = re.compile(rf"(?<![\w)\]}}%.-])-(?![\d \xa0])({_UNIT_BEFORE})(?={_NUMBER})")

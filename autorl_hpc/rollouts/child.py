@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 PACKAGE = __package__ or "autorl_hpc.rollouts"
 HOME = Path(__file__).resolve().parents[len(PACKAGE.split("."))]  # the folder that this package is imported from
@@ -154,22 +154,31 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 # --- inside the child
 
 
-def private_channels(shown: bool) -> tuple[BinaryIO, BinaryIO]:
-    """Reserve stdin and stdout for the protocol. What the task's code prints goes to stderr if `shown`, otherwise nowhere."""
+Answering = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def serve(begin: Callable[[dict[str, Any]], tuple[dict[str, Any], Answering]], shown: bool) -> int:
+    """Answer each line of stdin until it ends: the first by `begin`, which also returns what answers the others. What the task's code
+    prints goes to stderr if `shown`, otherwise nowhere. The kernel kills this process with the thread that started it."""
+    starter = int(os.environ.get(STARTER_VARIABLE, os.getppid()))
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != starter:
+        return 0
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2 if shown else null, 1)
     os.close(null)
-    return calls, answers
-
-
-def die_with_starter() -> None:
-    """Let the kernel kill this process when the thread that started it ends, even during a call."""
-    starter = int(os.environ.get(STARTER_VARIABLE, os.getppid()))
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != starter:
-        sys.exit(0)
+    answering: Answering | None = None
+    for line in calls:
+        request = json.loads(line)
+        if answering is None:
+            answer, answering = begin(request)
+        else:
+            answer = answering(request)
+        answers.write(json.dumps(answer).encode("ascii") + b"\n")
+        answers.flush()
+    return 0
 
 
 def hide_memory() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -46,13 +47,9 @@ class Source:
         if kind is None:
             raise EnvironmentBroken(f"{self.file} has no class {name}")
         offered = {"data": Path(self.data), "held_out": self.held_out, "options": dict(self.options)}
-        try:
+        with blamed(EnvironmentBroken, f"{name} of {self.file} can't be made:"):
             taken = inspect.signature(kind).parameters
             return kind(**{key: value for key, value in offered.items() if key in taken})
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit too: the task's file must not end this process
-            raise EnvironmentBroken(f"{name} of {self.file} can't be made: {_words(error)}") from error
 
 
 def load(file: Path | str) -> ModuleType:
@@ -66,14 +63,20 @@ def load(file: Path | str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module
     try:
-        spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+        with blamed(EnvironmentBroken, f"{file} can't be loaded:"):
+            spec.loader.exec_module(module)
+    except EnvironmentBroken:
         del sys.modules[name]
-        raise EnvironmentBroken(f"{file} can't be loaded: {_words(error)}") from error
+        raise
     return module
 
 
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:500]
+@contextmanager
+def blamed(kind: type[Exception], words: str) -> Iterator[None]:
+    """Raise an error of this kind in the place of any other, also of SystemExit: a task's file must not end this process."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise kind(f"{words} {type(error).__name__}: {error}"[:1000]) from error

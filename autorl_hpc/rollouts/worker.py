@@ -4,18 +4,15 @@ task's code runs only here."""
 
 from __future__ import annotations
 
-import json
 import math
 import numbers
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from autorl_hpc.rollouts.child import die_with_starter, hide_memory, is_bool, private_channels
+from autorl_hpc.rollouts.child import Answering, hide_memory, is_bool, serve
 from autorl_hpc.rollouts.environment import Dialogue, Environment, Transcript, Turn, Unavailable
-from autorl_hpc.rollouts.source import EnvironmentBroken, Source
+from autorl_hpc.rollouts.source import EnvironmentBroken, Source, blamed
 
 MAX_PROMPT_CHARS = 8_000_000  # No model reads more; a longer prompt would be sent and tokenized for nothing
 MAX_OBSERVATION_CHARS = 200_000
@@ -28,22 +25,15 @@ class InvalidStep(Exception):
 
 def main() -> int:
     """Run until stdin ends; return the exit code."""
-    die_with_starter()
-    calls, answers = private_channels(shown=True)
-    host: Host | None = None
-    for line in calls:
-        request = json.loads(line)
-        if host is None:
-            source = Source(**request)
-            if source.held_out:
-                hide_memory()
-            host = Host(source)
-            answer = host.probe()
-        else:
-            answer = host.answer(request)
-        answers.write(json.dumps(answer).encode("ascii") + b"\n")
-        answers.flush()
-    return 0
+    return serve(_begin, shown=True)
+
+
+def _begin(request: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
+    source = Source(**request)
+    if source.held_out:
+        hide_memory()
+    host = Host(source)
+    return host.probe(), host.answer
 
 
 @dataclass
@@ -94,7 +84,7 @@ class Host:
     def _go_on(self, slot: int, request: dict[str, Any]) -> dict[str, Any]:
         seat = self._seats[slot]
         assert self._dialogue is not None
-        with _named("action"):
+        with blamed(DialogueFailed, "Dialogue.action raised"):
             action = _text(self._dialogue.action(request["completion"]), "an action")
         answer = _step(seat.environment.step(action))
         seat.transcript.turns.append(Turn(action, answer["observation"]))
@@ -103,7 +93,7 @@ class Host:
 
     def _prompt(self, seat: _Seat) -> str | list[dict[str, str]]:
         assert self._dialogue is not None
-        with _named("prompt"):
+        with blamed(DialogueFailed, "Dialogue.prompt raised"):
             made = self._dialogue.prompt(seat.transcript)
             if isinstance(made, str):
                 return _text(made, "a prompt", MAX_PROMPT_CHARS)
@@ -134,17 +124,6 @@ class Host:
 
 class DialogueFailed(Exception):
     """The task's dialogue raised. The task is at fault, whatever the model wrote."""
-
-
-@contextmanager
-def _named(method: str) -> Iterator[None]:
-    """Attribute errors to the dialogue. Raises DialogueFailed: something was raised inside."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise DialogueFailed(f"Dialogue.{method} raised {type(error).__name__}: {error}") from error
 
 
 def _step(value: Any) -> dict[str, Any]:

@@ -64,9 +64,7 @@ class AlpacaEval:
             shown = [pairs[number]._replace(swapped=pairs[number].swapped != swap) for number in left]
             asked = [conversation(context.judge_prompt, pair, remind=remind) for pair in shown]
             verdicts = context.judge.ask(
-                asked,
-                max_tokens=1 if weighted else DISCRETE_TOKENS,
-                logprobs=TOP_LOGPROBS if weighted else 0,
+                asked, max_tokens=1 if weighted else DISCRETE_TOKENS, logprobs=TOP_LOGPROBS if weighted else 0
             )
             for number, pair, verdict in zip(left, shown, verdicts, strict=True):
                 read = read_logprobs if weighted else read_discrete

@@ -59,10 +59,13 @@ _LATEX: Final = (
 )
 
 # `_CHARS` has made spaces of underscores.
-_NEXT_TURN = re.compile(r"<\|[\w ]{1,30}\|>|<(?:start|end) of turn>|\[/?INST\]|</?s>|<eos>")
+_NEXT_TURN = re.compile(
+    r"<\|[\w ]{1,30}\|>|<(?:start|end) of turn>|\[/?INST\]|</?(?:s|eos|user|human|assistant|system)>", re.IGNORECASE
+)
 _NEXT_QUESTION = re.compile(
     r"Question:|^[ \t#*>]*(?i:(?:(?:next|new|another|follow-?up)[ \t])?"
-    r"(?:Q|Question|Problem|Exercise|Prompt|Instruction|Human|User)[ \t]?\d{0,3}[ \t]?\**:|(?:human|user)[ \t]*$)"
+    r"(?:Q|Question|Problem|Exercise|Prompt|Instruction|Human|User|Assistant|System)[ \t]?\d{0,3}[ \t]?\**:"
+    r"|(?:human|user|assistant)[ \t]*$)|^[ \t]*[#*]{1,6}[ \t]*(?i:Question|Problem|Exercise)[ \t]?\d{0,3}[ \t]*\**[ \t]*$"
     r"|(?<=[.!?)] )(?:Human|User):",
     re.MULTILINE,
 )

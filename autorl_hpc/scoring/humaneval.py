@@ -114,9 +114,9 @@ def _does_nothing(body: Sequence[ast.stmt]) -> bool:
             return "NotImplemented" in ast.dump(node)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             return _does_nothing(node.body)
-        return isinstance(node, (ast.Pass, ast.Import, ast.ImportFrom)) or (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        )
+        nothing = isinstance(node, (ast.Expr, ast.Return)) and isinstance(node.value, (ast.Constant, type(None)))
+        returns = isinstance(node, ast.Return) and getattr(node.value, "value", None) is not None
+        return isinstance(node, (ast.Pass, ast.Import, ast.ImportFrom)) or (nothing and not returns)
 
     return all(map(idle, body))
 
@@ -157,6 +157,10 @@ def _beside_one_fence(before: str, after: str, entry_point: str) -> tuple[str, b
 def _without_info(block: str) -> str:
     """Return the block without the info string of its fence: a language, a file's name, attributes. Code on that line stays."""
     line, newline, rest = block.partition("\n")
+    if not line.strip() and _LANGUAGE.fullmatch(
+        rest.partition("\n")[0].rstrip()
+    ):  # the language alone in the line below
+        return rest.partition("\n")[2]
     language = _LANGUAGE.match(line)
     code = line[language.end() :].removeprefix(" ") if language else line
     stays = _CODE.match(code.strip()[:MAX_LINE_CHARS]) and not (_ATTRIBUTE if language else _BRACES).match(code.strip())

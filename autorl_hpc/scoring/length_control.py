@@ -202,9 +202,7 @@ def _liblinear(x: Array, y: Array, weight: Array, c: float) -> Array:
     lasso = {"l1_ratio": 1.0} if newer else {"penalty": "l1"}
     model = LogisticRegression(C=c, solver="liblinear", fit_intercept=False, random_state=123, **lasso)
     model.fit(
-        np.concatenate([x, x]),
-        np.repeat([1, 0], len(y)),
-        sample_weight=np.concatenate([y * weight, (1 - y) * weight]),
+        np.concatenate([x, x]), np.repeat([1, 0], len(y)), sample_weight=np.concatenate([y * weight, (1 - y) * weight])
     )
     found: Array = model.coef_[0]
     return found

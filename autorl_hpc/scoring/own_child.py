@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 import math
 import numbers
 import os
@@ -18,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.rollouts.child import die_with_starter, hide_memory, is_bool, private_channels
+from autorl_hpc.rollouts.child import Answering, hide_memory, is_bool, serve
 
 FUNCTION = "evaluate"
 POSITIONAL = ("question", "model_answer", "reference")
@@ -33,25 +32,18 @@ class InvalidScore(Exception):
 
 def main() -> int:
     """Run until stdin ends; return the exit code."""
-    die_with_starter()
+    return serve(_begin, shown=False)  # what the task prints may hold references
+
+
+def _begin(request: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
     hide_memory()
-    calls, answers = private_channels(shown=False)  # what the task prints may hold references
     sys.dont_write_bytecode = True  # the task's folder may be frozen code, in which compiled files are not allowed
-    evaluate: Callable[..., Any] | None = None
-    for line in calls:
-        request = json.loads(line)
-        if evaluate is None:
-            try:
-                evaluate = _load(Path(request["file"]), Path(request["folder"]), int(request["memory_bytes"]))
-                answer: dict[str, Any] = {"ready": True}
-            except BaseException as error:
-                answer = {"error": _words(error, Path(request["folder"]))}
-            folder = Path(request["folder"])
-        else:
-            answer = _answer(evaluate, request, folder)
-        answers.write(json.dumps(answer).encode("ascii") + b"\n")
-        answers.flush()
-    return 0
+    folder = Path(request["folder"])
+    try:
+        evaluate = _load(Path(request["file"]), folder, int(request["memory_bytes"]))
+    except BaseException as error:
+        return {"error": _words(error, folder)}, lambda _: {}
+    return {"ready": True}, lambda call: _answer(evaluate, call, folder)
 
 
 def _load(file: Path, folder: Path, memory_bytes: int) -> Callable[..., Any]:

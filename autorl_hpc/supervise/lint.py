@@ -372,6 +372,10 @@ def explain_names(unknown: Iterable[str], known: Collection[str]) -> tuple[str, 
 
 def _wrapper(name: str, known: Collection[str]) -> str | None:
     """Return the part without which a name is known, in one place; else the first of several known wrappers."""
+    parts = name.split(".")[:MAX_PARTS]
+    for part in dict.fromkeys(parts):  # one, wherever it stands
+        if ".".join(each for each in parts if each != part) in known:
+            return f"{part}."
     inner = [wrapper for wrapper in WRAPPERS if f".{wrapper}" in f".{name}"]
     bare = f".{name}"
     for wrapper in inner:

@@ -116,6 +116,7 @@ FULL: list[tuple[Callable[[Tensors], Tensors], str, str]] = [
     (inside("_fsdp_wrapped_module."), "names hold '_fsdp_wrapped_module.'", "unwrap_model"),
     (inside("_checkpoint_wrapped_module."), "'_checkpoint_wrapped_module.'", "unwrap_model"),
     (lambda t: prefixed("_orig_mod.")(inside("_fsdp_wrapped_module.")(t)), "'_orig_mod.'", "_orig_mod"),
+    (lambda t: inside("_some_wrapper.")(prefixed("_some_wrapper.")(t)), "'_some_wrapper.'", "unwrap_model"),
     (prefixed("actor.module._orig_mod."), "'actor.module._orig_mod.'", "_orig_mod"),
     (unmerged, "'base_model.model.'", "merge_and_unload()"),
     (lambda t: {n.removeprefix("model."): v for n, v in t.items()}, "lack the prefix 'model.'", "AutoModelForCausalLM"),

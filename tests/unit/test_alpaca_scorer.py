@@ -207,13 +207,6 @@ def test_the_error_of_the_length_controlled_win_rate() -> None:
 # --- the tasks ---
 
 
-@pytest.fixture(scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Root:
-    root = Root(tmp_path_factory.mktemp("mini"))
-    stage_task(root, load_task("alpacaeval-mini"), None)
-    return root
-
-
 class Replays:
     """A judge with the published preferences: it finds them by the instruction, and which output comes first by its text."""
 

@@ -9,15 +9,7 @@ import pytest
 from verdicts import wrapped
 
 from autorl_hpc.rollouts.search.matching import SET, SINGLE
-from autorl_hpc.scoring.deepsearchqa import (
-    REMINDERS,
-    ROUNDS,
-    DeepSearchQA,
-    ParsedVerdict,
-    answered,
-    conversation,
-    read,
-)
+from autorl_hpc.scoring.deepsearchqa import REMINDERS, ROUNDS, DeepSearchQA, ParsedVerdict, answered, conversation, read
 from autorl_hpc.scoring.outcome import Context, JudgeFailed, Verdict
 from autorl_hpc.scoring.registry import encode
 from autorl_hpc.tasks.heldout import Item

@@ -6,12 +6,7 @@ import random
 
 import counting_environment
 import pytest
-from counting_environment import (
-    count,
-    goal,
-    outcomes,
-    play,
-)
+from counting_environment import count, goal, outcomes, play
 from players import Player
 from streaming import StreamingPlayer
 

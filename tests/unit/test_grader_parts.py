@@ -18,15 +18,11 @@ from autorl_hpc.files.artifacts import READY_NAME
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.processes import GivenUp, ended_by
-from autorl_hpc.files.queue import (
-    Claims,
-    HeartbeatWatch,
-)
+from autorl_hpc.files.queue import Claims, HeartbeatWatch
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.grading import engines
 from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, EvaluationRequest
 from autorl_hpc.grading.background import Background, GraderOverdue, RatingOverdue, overdue_s
-from autorl_hpc.grading.daemon import Grader
 from autorl_hpc.grading.evaluate import Bench, ItemOutcome, Scored, SplitAnswers
 from autorl_hpc.grading.feedback import Feedback
 from autorl_hpc.grading.schedule import RunCatalog
@@ -211,17 +207,6 @@ def test_an_artifact_is_not_blamed_where_the_engine_does_not_start(
         assert told.value.fault is Fault.CLUSTER and "next:" in str(told.value) and ".log" not in str(told.value)
     found: object = attempts.answer(request)
     assert found == "the engine"
-
-
-# --- what a grader does about a rating that never ends
-
-
-@pytest.fixture
-def grader(tmp_path: Path) -> Grader:
-    tree = Tree(tmp_path)
-    tree.run()
-    tree.save()
-    return Grader(tree.experiment)
 
 
 # --- items files: what the committed score names is what stands

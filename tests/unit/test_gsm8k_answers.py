@@ -85,30 +85,12 @@ ANSWERS: list[tuple[str, Fraction | int | None]] = [
     ("The answer is 18\nQ: 3 + 4?\nA: The answer is 7", 18), ("9 + 9 = 18\n\nHuman: And 3 + 4?\nAssistant: 7", 18),
     ("9 + 9 = 18\n### Instruction:\n3 + 4? 7", 18), ("9 + 9 = 18\n**Q2:** 3 + 4? 7", 18),
     ("She asks Human: 3 + 4?", 4),
-    *[
-        (f"9 + 9 = 18{mark} 3 + 4?\nAnswer: 7", 18)
-        for mark in (
-            *(
-                "\nQuestion\uff1a",
-                " Question:",
-                "\nQUESTION:",
-                "\nquestion 2:",
-                "\nProblem:",
-                "\n### Problem 2:",
-                "\n**Exercise:**",
-            ),
-            *(
-                "\nNext question:",
-                "\nUser:",
-                "\nuser\n",
-                ". User:",
-                "\n\nHuman\uff1a",
-                "<|user|>",
-                "<\uff5cUser\uff5c>",
-            ),
-            *("<|im_end|>\n", "<|eot_id|>", "<end_of_turn>", " [INST]", "</s>", "<|start_header_id|>user"),
-        )
-    ],
+    *[(f"9 + 9 = 18{mark} 3 + 4?\nAnswer: 7", 18) for mark in (
+        "\nQuestion\uff1a", " Question:", "\nQUESTION:", "\nquestion 2:", "\nProblem:", "\n### Problem 2:", "\n**Exercise:**", "\n## Problem 2\n",
+        "\n**Exercise 3**\n", "\nNext question:", "\nUser:", "\nuser\n", ". User:", "\n\nHuman\uff1a", "\nAssistant:", "\nassistant\n", "<user>",
+        "\n### User\n", "<|user|>", "<\uff5cUser\uff5c>", "<|im_end|>\n", "<|eot_id|>", "<end_of_turn>", " [INST]", "</s>", "<|start_header_id|>user",
+    )],
+    ("## Problem 1\n9 + 9 = 18", 18), ("Assistant: 9 + 9 = 18", 18),
     ("<|assistant|>\n9 + 9 = 18", 18),
     ("Day 1: 3 eggs\nQuestion: how many are left? 16 - 3 = 13\n#### 13\nQuestion: 3 + 4?\n#### 7", 13),
     ("There are 2.\nUser: 3 hours, robot: 4 hours\n#### 7", 7), ("The answer is 18.\nProblem: 3 + 4?\n#### 7", 18),
@@ -154,8 +136,7 @@ def test_an_answer_is_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
-    [("9*2=18\n#### 18", 18), ("#### 1,234", 1234), ("#### -5\n", -5), ("2.5", Fraction(5, 2))],
+    ("answer", "expected"), [("9*2=18\n#### 18", 18), ("#### 1,234", 1234), ("#### -5\n", -5), ("2.5", Fraction(5, 2))]
 )
 def test_reads_a_gold_answer(answer: str, expected: Fraction | int) -> None:
     assert read_gold(answer) == expected

@@ -115,6 +115,8 @@ RIGHT = {
     "pass as a block first": f"```python\npass\n```\n```python\n{DEF}```",
     "an ellipsis as a block first": "```python\n...\n```\n```python\n    return a + b\n```",
     "a refusal as a block first": f"```python\nraise NotImplementedError('x')\n```\n```python\n{DEF}```",
+    "a language in a line of its own": f"```\npython\n{DEF}```",
+    "a stub that returns nothing first": f"```python\ndef add(a, b):\n    return None\n```\n```python\n{DEF}```",
     "an import as a block first": f"```python\nimport math\n```\n```python\n{DEF}```",
     "a class and a stub first": f"```python\nclass A:\n    pass\n\ndef add(a, b):\n    ...\n```\n```python\n{DEF}```",
     "a body and a long cut-off text": '    return a + b\n\ntext = """' + "The function\n" * 200,

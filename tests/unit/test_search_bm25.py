@@ -8,15 +8,7 @@ import corpora
 import numpy as np
 import pytest
 
-from autorl_hpc.rollouts.search.backends import (
-    K1,
-    B,
-    Corpus,
-    Document,
-    TermIndex,
-    snippet,
-    terms,
-)
+from autorl_hpc.rollouts.search.backends import K1, B, TermIndex, snippet, terms
 
 no_connections = corpora.no_connections
 
@@ -55,10 +47,6 @@ def test_equal_scores_stand_in_the_corpus_order_and_what_holds_no_term_is_not_fo
     assert index.best(["apple"], 3) == [0, 2, 3] and index.best(["apple"], 2) == [0, 2]
     assert index.best(["green"], 3) == index.best(terms("the of"), 3) == index.best([], 3) == []
     assert TermIndex([]).best(["x"], 3) == TermIndex([[], []]).best(["x"], 3) == []
-
-
-def corpus(*texts: str) -> Corpus:
-    return Corpus(tuple(Document(f"T{n}", f"u{n}", text) for n, text in enumerate(texts)), "0" * 64)
 
 
 LONG = " ".join(f"word{n}" for n in range(300))

@@ -15,15 +15,7 @@ from typing import Any
 import corpora
 import pytest
 
-from autorl_hpc.rollouts.search.backends import (
-    FOLDER,
-    Online,
-    Result,
-    SearchFailed,
-    Setup,
-    identity_of,
-    make_backend,
-)
+from autorl_hpc.rollouts.search.backends import FOLDER, Online, Result, SearchFailed, Setup, identity_of, make_backend
 
 no_connections, data = corpora.no_connections, corpora.data
 

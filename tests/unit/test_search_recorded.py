@@ -59,8 +59,7 @@ def test_a_miss_of_a_replay_is_an_error_and_no_empty_result(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "change",
-    [None, [], {"key": "0" * 64}, {"format": 2}, {"found": [["a", "b"]]}, {"found": [["a", "b", 3]]}],
+    "change", [None, [], {"key": "0" * 64}, {"format": 2}, {"found": [["a", "b"]]}, {"found": [["a", "b", 3]]}]
 )
 def test_a_damaged_record_is_none_and_is_made_anew(tmp_path: Path, change: object) -> None:
     RecordedAnswers(NAME, tmp_path, Counting()).search("a", 3)

@@ -14,9 +14,9 @@ SINGLE, SET = "Single Answer", "Set Answer"  # The two answer types in DeepSearc
 _ARTICLE = re.compile(r"^(?:the|a|an) ")
 _THOUSANDS = re.compile(r"(?<=\d)[,'\xa0](?=\d{3}(?!\d))")
 _WORD = re.compile(
-    rf"(?<![\w)\]%+.])[-+]?(?P<number>\d+(?:\.\d+)*|\.\d+)|(?P<plain>\d+(?:\.\d+)*)|[^\W\d]\w*|[%+#{CURRENCIES}]"
+    rf"(?<![\w)\]%+.])[-+]?(?P<number>\d+(?:\.\d+)*|\.\d+)|(?P<plain>\d+(?:\.\d+)*)|[^\W\d]\w*|[%+#<>\xb1\u2030\u2264\u2265{CURRENCIES}]"
 )
-"""Numbers with their sign, words, and the signs that distinguish answers: C++ and C#, $5 and \u20ac5."""
+"""Numbers with their sign, words, and the signs that distinguish answers: C++ and C#, $5 and \u20ac5, 5 and <5."""
 _DECIMAL = re.compile(r"\d*\.\d+")
 _RAISED = re.compile("(?<=[0-9])(?=[\xb2\xb3\xb9\xbc-\xbe\u2070-\u2089\u2150-\u215e])")  # 10\xb2 is not 102
 _BULLETS = "\u2022\u2023\u2043\u2219\u25a0\u25a1\u25aa\u25ab\u25b6\u25b8\u25ba\u25c6\u25c7\u25cb\u25cf\u25e6\u2605\u2606\u2192\u2713\u2714\u2794\u27a4"
@@ -24,8 +24,11 @@ _SEPARATOR = re.compile(rf"[;\n{_BULLETS}]|\s[\xb7\u30fb|]\s|,(?!\d)|(?<!\d),")
 _OUTER_AND = re.compile(r"^(?:and(?: |$)|& ?)|(?: and| ?&)$", re.IGNORECASE)
 _AND = re.compile(r" and | ?& ?", re.IGNORECASE)
 _MARK = r"[(\[]?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{2,5})[)\]]|(?:\d{1,3}|[a-z]|[ivx]{2,5})\."
-_MARKED = re.compile(rf"^\s*(?:(?:{_MARK})(?:\s+|(?=-?\d|[^\W\d_]{{2}}))|[-*+#>\u2014\xb7\u30fb]+\s+)")
+_MARKED = re.compile(
+    rf"^\s*(?:(?:{_MARK})(?:\s+|(?=-?\d|[^\W\d_]{{2}}))|\d{{1,3}}(?::| ?[-\u2014])\s+|[-*+#>\u2014\xb7\u30fb]+\s+)"
+)
 _MARKED_IN_LINE = re.compile(rf"[ \xa0](?=(?:{_MARK})(?:\s|[^\W\d_]{{2}}))")
+_IDEOGRAPHIC = re.compile(r"(?<!\S)(\d{1,3})\u3001(?=\D)")
 _ENCLOSED = {
     code: f" ({int(unicodedata.numeric(chr(code)))}) "
     for code in (*range(0x2460, 0x249C), *range(0x24EA, 0x2500), *range(0x2776, 0x2794))
@@ -88,7 +91,8 @@ def compare(answer: str, expected: str, answer_type: str) -> Counts:
 
 def _parts(text: str) -> list[str]:
     """Split a list at semicolons, line ends, bullets, and commas outside numbers; one that begins with a mark at its marks too."""
-    text = _THOUSANDS.sub("", plain_characters(text).translate(_LIST_SIGNS).replace("**", ""))
+    text = plain_characters(_IDEOGRAPHIC.sub(r"\1. ", text)).translate(_LIST_SIGNS).replace("**", "")
+    text = _THOUSANDS.sub("", text)
     if mark := _MARKED.match(text):
         text = _MARKED_IN_LINE.sub("\n", text)
         text = text.replace(f" {mark[0].strip()} ", "\n")  # "- Austria - Italy"

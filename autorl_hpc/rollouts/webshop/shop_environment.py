@@ -80,9 +80,7 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
     # The template puts a space before each feature, so an empty one is still a text.
     body = {"Description": [product.description], "Features": [f" {text}" for text in product.features]}.get(name, [])
     return Page(
-        "sub",
-        _joined(["Instruction:", instruction, BACK_TO_SEARCH, PREVIOUS, *body]),
-        (BACK_TO_SEARCH, PREVIOUS),
+        "sub", _joined(["Instruction:", instruction, BACK_TO_SEARCH, PREVIOUS, *body]), (BACK_TO_SEARCH, PREVIOUS)
     )
 
 
