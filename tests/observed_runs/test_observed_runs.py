@@ -65,6 +65,8 @@ RUNS = {
     "accelerated": Run("sft", ("accelerate launch --cpu --num_processes 1 code/accelerated.py",), rate="0.0002"),
     "torchrun_sft": Run("sft", ("torchrun --nproc_per_node 2 code/distributed.py",), rate="0.0002"),
     "by_option": script("sft", "by_option"),
+    "baseline_then_sft": script("sft", "baseline_then_sft"),
+    "sft_watch": script("sft", "sft_watch"),
     "claimed_grpo_class": script("sft", "claimed_grpo_class"),
     "claimed_grpo_log": script("sft", "train_grpo_claimed", rate="0.0001"),
     "crash_in_the_middle": script("sft", "crash_in_the_middle", "", 8, "0.001"),
@@ -82,6 +84,7 @@ RUNS = {
     "own_rloo": script("rl", "own_rloo", steps=5, rate="1e-05"),
     "online_dpo_trl": script("rl", "online_dpo_trl"),
     "reinforce": script("rl", "reinforce", steps=5, rate="1e-05"),
+    "rl_rounds": Run("rl", ("bash code/rl_rounds.sh",), "output/v2", 6, "1e-05"),
     "own_trainer_class": script("rl", "own_trainer_class", rate="1e-05"),
     "sft_then_grpo": Run(
         "sft+rl", ("python code/own_sft_to.py output/a 1e-4", "python code/grpo_on.py output/a"), steps=8
@@ -91,11 +94,13 @@ RUNS = {
     "best_of_n_two": Run(
         "rejection-sampling", ("python code/sample_kept.py", "python code/train_kept.py"), rate="0.0001"
     ),
+    "pipe_rs": script("rejection-sampling", "pipe_rs"),
     "iterative_sft": script("rejection-sampling", "iterative_sft", steps=8),
     "expert_iteration": script("rejection-sampling", "expert_iteration", steps=9, rate="0.0001"),
     "gkd_trl": script("distillation", "gkd_trl"),
     "distill_logits": script("distillation", "distill_logits", steps=5, rate="0.0001"),
     "distill_outputs": script("distillation", "distill_outputs"),
+    "kd_two": Run("distillation", ("python code/teach.py", "python code/learn_kd.py")),
     "average": Run(
         "model-averaging",
         (
@@ -116,7 +121,7 @@ RUNS = {
 
 def files() -> dict[str, str]:
     """The code of all runs, as an agent has many scripts side by side."""
-    return {path.name: path.read_text() for path in sorted(CODE.glob("*.py"))}
+    return {path.name: path.read_text() for path in sorted(CODE.glob("*.[ps][yh]"))}
 
 
 def teacher(folder: Path) -> None:

@@ -313,7 +313,7 @@ BY_FACTS: dict[str, tuple[Any, ...]] = {
     ),
     "more rows than samples": (
         Route.SFT,
-        facts(LOADED, asked(0, 8), *trained(SFT, at=13.5, rows=40, model="models/base")),
+        facts(LOADED, asked(0, 8), *trained(SFT, at=13.5, rows=400, model="models/base")),
         UNPLANNED,
     ),
     "another model's samples": (

@@ -25,11 +25,12 @@ SURE, SURE_ENOUGH = 0.8, 0.6
 """Least confidence with which a plan contradicts what was executed, and with which it refines that."""
 
 BETWEEN_TOLERANCE, BETWEEN_SHARE = 0.05, 0.03
-"""Relative to the distance of two models. Sketches err by 1.1 % of each of two distances; closer to an end than BETWEEN_SHARE is
-that end. Training leaves the straight line at once, because weights have millions of dimensions."""
+"""Of the distance of two models. Sketches err by 1.1 % of each; closer to an end than BETWEEN_SHARE is that end."""
 
-ROUNDS = 2
-"""Samples were drawn this often between optimizer steps where a policy learns from its own samples."""
+ROUNDS = 2  # samples were drawn this often between optimizer steps where a policy learns from its own samples
+MOST_ANSWERS = (
+    8  # of one prompt, by a guess: prompts are counted and answers are not; fewer samples were a look at some
+)
 
 
 @dataclass(frozen=True)
@@ -96,20 +97,18 @@ def _one(routes: set[Route]) -> Route | None:
 def _by_rows(
     stage: Stage, process: ObservedProcess, earlier: Sequence[ObservedProcess], code: set[Route | None]
 ) -> tuple[Route, str]:
-    """Return the route of supervised training by where its rows came from, and how that was seen.
-
-    Rows are samples only if enough were drawn before the first step, and the code says so; without code, if a file was read that
-    the process which drew them did not read.
-    """
+    """Return the route of supervised training by where its rows came from, and how that was seen: samples only if some were drawn
+    before the first step, and the code says so; without code, if a file was read that whoever drew them did not read."""
     rows = whole(stage.facts.get("rows")) or max((whole(r.get("rows")) for r in process.of("rows")), default=0)
     trained = str(stage.facts.get("model") or "") or next(iter(process.paths("loaded")), "")
     makers = [(process, _sampled(process, 0, stage.first + 1))]
     makers += [(one, _sampled(one, 0, math.inf)) for one in earlier if not one.stages]
     for maker, asked in makers if code != {Route.SFT} else ():
         samples = sum(whole(g.get("prompts")) for g in asked)
-        if samples < (1 if code else max(rows, 1)):  # answers are not counted, and there may be several for each prompt
+        if samples * MOST_ANSWERS < max(rows, 1):
             continue
-        if not code and (maker is process or not set(process.paths("rows")) - set(maker.paths("rows"))):
+        made = maker is not process and set(process.paths("rows")) - set(maker.paths("rows")) and samples >= rows
+        if not code and not made:
             return Route.UNKNOWN, f", {samples} samples were drawn before"
         models = maker.paths("loaded")
         other = trained and models and not any(seen.same(trained, path) for path in models)
@@ -152,7 +151,7 @@ def executed(
     if done is None or done.route is Route.UNKNOWN:
         effective = [stage for stage in logged(training) if stage.had_effect]
         told = _by_logs(effective, plan, parent) if effective else None
-        if told is not None and (done is None or told.route is not Route.UNKNOWN):
+        if told is not None and (done is None or told.route not in (Route.UNKNOWN, *SUPERVISED)):  # a log shows no rows
             done = told
     if done is None and not submitted:
         return Executed(Route.NONE, _crashes(observed), "observed" if observed else None)
