@@ -163,9 +163,9 @@ def test_what_the_recorder_saw_is_sealed(tmp_path: Path, name: str) -> None:
     run = tree.run().start()
     run.submit(100.0, outcomes(40, range(20)))
     add(run, "processes", process(20.0, "tar xf w.tar", pid=50))
-    for path in RECORDS:
-        (run.dir.path / path).parent.mkdir(exist_ok=True)
-        (run.dir.path / path).touch()
+    for record in RECORDS:
+        (run.dir.path / record).parent.mkdir(exist_ok=True)
+        (run.dir.path / record).touch()
     run.seal(recorded=recorded_hashes(run.dir)).close(outcomes(100, range(60)))
 
     def seen() -> tuple[list[str], tuple[str, ...]]:
