@@ -15,12 +15,13 @@ from typing import Any, Literal, NamedTuple
 
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.evidence.anchors import KnownHeads, fit, slurm_word
+from autorl_hpc.evidence.anchors import Hashes, KnownHeads, fit, slurm_word
 from autorl_hpc.files import artifacts, reading
 from autorl_hpc.files.checkpoint import EMBEDDING_NAMES, HEAD_NAME, folder_content_hash, hash_span, tensors_of
 from autorl_hpc.files.frozen_records import baseline_key, read_baseline, read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger, heads_of, read_heads, sha256_hex
+from autorl_hpc.files.queue import claimed_entries, waiting
 from autorl_hpc.files.reading import parse_yaml
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import frozen_is_whole
@@ -31,6 +32,7 @@ from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import RunRecord, Science, ids_sha256
 from autorl_hpc.report import tables
 from autorl_hpc.report.find import experiments_in, nothing_in, runs_of, runs_on_disk
+from autorl_hpc.report.format import clean
 from autorl_hpc.report.leaderboard import MAX_TWINS
 from autorl_hpc.report.pages import (
     COMPARE_NAME,
@@ -42,7 +44,16 @@ from autorl_hpc.report.pages import (
     run_summary,
 )
 from autorl_hpc.report.report import build
-from autorl_hpc.report.run_folder import EMPTIED, Marks, left_of_a_run, marks_of, read_chain, same_runs
+from autorl_hpc.report.run_folder import (
+    EMPTIED,
+    IN_DOUBT,
+    Marks,
+    left_of_a_run,
+    marks_of,
+    read_chain,
+    same_runs,
+    unlike_the_seal,
+)
 from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.summary import MergedReport, read_paper
 from autorl_hpc.report.versus import compare
@@ -183,7 +194,7 @@ def _verify_experiment(experiment: ExperimentDir, known: KnownHeads, found: set[
     runs = [verify_run(experiment, experiment.run(run_id)) for run_id in run_ids]
     found |= _check_anchors(experiment, shared, runs, known)
     if damage is None and not any(run.damaged for run in runs) and experiment.report.is_dir():
-        _check_merged_report(experiment, shared)
+        _check_merged_report(experiment, shared, {run.run_id: run.hashes for run in runs})
     return [shared, *runs]
 
 
@@ -228,7 +239,10 @@ def verify_run(experiment: ExperimentDir, run: RunDir, *, exported: bool = False
     if not verdict.problems:
         verdict.head = ledger.head()
         view = RunView.of(ledger.entries)
-        verdict.problems += _end_of_chain(experiment, run, ledger)
+        verdict.problems += list(_end_of_chain(experiment, run, ledger)) or list(_outlived(experiment, run))
+        verdict.problems += (
+            [] if exported else [f"{one}: see the run's seal" for one in unlike_the_seal(run, view.sealed)]
+        )
         verdict.problems += _sealed_copy(run, ledger)
         verdict.problems += _Scores(experiment, run, view, read_run(run).science).problems()
         verdict.marks = marks_of(run, view, ledger.entries)
@@ -253,6 +267,26 @@ def _end_of_chain(experiment: ExperimentDir, run: RunDir, ledger: Ledger) -> Ite
     late = next((linked for linked in ledger.entries[closed + 1 :] if linked.kind not in MAY_COME_LATE), None)
     if late is not None:
         yield f"ledger entry {late.entry.seq:06d} ({late.kind}) was added after the closing entry {closed + 1:06d}"
+
+
+def _outlived(experiment: ExperimentDir, run: RunDir) -> Iterator[str]:
+    """Yield files of submissions and scores that an open chain doesn't name, though no grader works on them: its end was cut off, with
+    all that says so."""
+    items, sketches = sorted(reading.list_names(run.items)), sorted(reading.list_names(run.sketches))
+    due = {*waiting(experiment.queue), *claimed_entries(experiment.claims)}
+    view = RunView.of(Ledger(run).read())  # last: what was committed meanwhile is no longer due
+    if view.closed is not None:
+        return
+    scored = {(number, str(one.evaluation.split)) for number, one in view.scores.items()}
+    closing = view.sealed is not None and f"c-{run.run_id}" in due
+    for name in items:
+        number, split, *_ = [*name.split("."), ""]
+        works = f"f-{run.run_id}--{number}" in due or (closing and split == Split.REPORT)
+        if number.isdigit() and (int(number), split) not in scored and not works:
+            yield f"items/{name} is there, and the ledger has no score by it: its last entries are missing"
+    for name in sketches:
+        if (number := name.partition(".")[0]).isdigit() and int(number) not in view.submissions:
+            yield f"sketches/{name} is there, and the ledger has no such submission: its last entries are missing"
 
 
 def _place_of_closing(ledger: Ledger) -> int | None:
@@ -650,10 +684,17 @@ def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> Non
     now = json.loads(run_summary(digest(run, chain)))
     head, hashes = report.told.get("ledger_head"), (chain.genesis, *chain.hashes)
     if head == now["ledger_head"]:
-        if exported:  # no score depends on the story
-            report.told["story"] = now["story"]
-            if report.told.get("doubts") and report.told.get("ranked") is False:  # a doubt may rest on the story
-                report.told["ranked"] = now["ranked"]
+        if exported:  # no score depends on the story, which a bundle lacks; a doubt may rest on it
+            told = report.told.get("doubts") or []
+            verdict.notes += [
+                f"{IN_DOUBT}{clean(str(doubt))}" for doubt in (*now["doubts"], *told) if isinstance(told, list)
+            ]
+            excused = (
+                ("story", "doubts", "notes", "ranked")
+                if now["doubts"] or (told and report.told.get("ranked") is False)
+                else ("story",)
+            )
+            report.told |= {name: now[name] for name in excused}
         report.final = chain.view.closed is not None and not exported
         report.compare_summary(now)
     elif head in hashes:
@@ -664,7 +705,7 @@ def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> Non
         verdict.problems.append(f"report/{SUMMARY_NAME} {what}")
 
 
-def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult) -> None:
+def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult, chains: Hashes) -> None:
     try:
         merged = build([experiment.path])
     except AutorlError as error:
@@ -677,6 +718,11 @@ def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult) -> No
         merged = merged.model_copy(update={"paper": read_paper()})
     now = json.loads(merged_summary(merged))
     heads = {str(row.get("run_id")): row.get("ledger_head") for row in report.rows}
+    for run_id, hashes in chains.items():
+        if run_id in heads and heads[run_id] not in hashes:
+            what = f"names a head of {run_id} that its ledger never had: one of them was altered"
+            verdict.problems.append(f"report/{SUMMARY_NAME} {what}")
+            return
     if any(heads.get(run["run_id"]) != run["ledger_head"] for run in now["runs"]):
         old = f"was written before the last entries of its runs: not compared; {AGAIN}"
         verdict.unseen.append(f"report/{SUMMARY_NAME} {old}")

@@ -10,11 +10,13 @@ from typing import Any
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
+from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.processes import boot_id, stat_fields
 from autorl_hpc.records import canonical_json
 from autorl_hpc.records.base import damaged, parse_record
 from autorl_hpc.records.exchange import Baseline
+from autorl_hpc.records.recorded import RECORDED
 from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science
 from autorl_hpc.states import Split
 
@@ -94,3 +96,9 @@ def read_baseline(folder: Path, key: str) -> Baseline | None:
         return parse_record(Baseline, json.loads(reading.read_listed(path)), path)
     except (AutorlError, OSError, ValueError, RecursionError):
         return None
+
+
+def recorded_hashes(run: RunDir) -> dict[str, str]:
+    """Return the sha256 of the recorder's files, by their path in the run's folder. A run's seal holds them."""
+    paths = [path for path in map(run.recorded, RECORDED) if path.is_file()]
+    return {path.relative_to(run.path).as_posix(): file_sha256(path) for path in paths}

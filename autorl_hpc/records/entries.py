@@ -254,6 +254,9 @@ class Sealed(Strict):
     refused_unrecorded: int = Field(0, description="Refusals beyond the number that the ledger keeps one by one.")
     fault: Fault | None = None
     reason: str | None = None
+    recorded: dict[str, Sha256] | None = Field(
+        None, description="Hashes of the recorder's files by their path in the run's folder. Null: an older version."
+    )
 
 
 class Closed(Strict):

@@ -6,28 +6,31 @@ The last is sandbox, fingerprints and contamination. Baselines and items files a
 from __future__ import annotations
 
 import datetime as dt
+import gzip
 import hashlib
+import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
+from zipfile import BadZipFile, ZipFile
 
 from pydantic_core import from_json
 
 from autorl_hpc.errors import AutorlError, Refused
 from autorl_hpc.files import reading
-from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.files.frozen_records import baseline_key, read_baseline
+from autorl_hpc.files.checkpoint import folder_content_hash, hash_span, tensors_of
+from autorl_hpc.files.frozen_records import baseline_key, read_baseline, recorded_hashes
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger, Linked, sha256_hex
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.base import NewerVersion
-from autorl_hpc.records.entries import Contamination, Evaluation, Fingerprint, SandboxUsed
+from autorl_hpc.records.entries import Contamination, Evaluation, Fingerprint, SandboxUsed, Sealed
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.recorded import RECORDED
 from autorl_hpc.records.run import RunRecord, Science
@@ -37,6 +40,7 @@ from autorl_hpc.report.summary import Found, RunSummary
 from autorl_hpc.states import EntryKind, SandboxLevel, Split
 from autorl_hpc.tasks.loader import PUBLIC_SPLITS
 
+CHUNK_BYTES = 1 << 20
 LOOK = "look at the run's folder and its permissions, and report again; `autorl-hpc verify` says more"
 EMPTIED = "the ledger has no entry, but the run went on: {} is there"
 
@@ -80,6 +84,22 @@ def read_chain(run: RunDir) -> ReadableLedger:
     hashes = tuple(linked.sha256 for linked in ledger.entries)
     damage = damage or _shorter_than_sealed(run, hashes)
     return ReadableLedger(RunView.of(ledger.entries), damage, genesis, hashes, tuple(ledger.entries))
+
+
+def unlike_the_seal(run: RunDir, sealed: Sealed | None) -> list[str]:
+    """Return which of the recorder's files are not as they were when the run was sealed; none for a seal that names none."""
+    if sealed is None or sealed.recorded is None:
+        return []
+    try:
+        here = recorded_hashes(run)
+    except OSError as error:
+        return [f"{error.filename} can't be read: {error.strerror}"]
+    names = sorted({*here, *sealed.recorded})
+    return [
+        f"{name} {'is missing' if name not in here else 'is not the one that was there'}"
+        for name in names
+        if here.get(name) != sealed.recorded.get(name)
+    ]
 
 
 def left_of_a_run(run: RunDir) -> str | None:
@@ -167,7 +187,9 @@ class Items:
     ids: tuple[str, ...]
     outcomes: tuple[float, ...]
     commonest_output_share: float
-    wrong_texts: int = 0  # different texts among the answers that are not wholly right
+    wrong: tuple[
+        tuple[str, str, int], ...
+    ] = ()  # of each answer that is not wholly right: item, hash of its text, tokens
     facts: tuple[Mapping[str, Any], ...] = ()  # by item, what its scorer recorded for the statistics; empty if nothing
     lc_c: float | None = None  # the penalty that a length-controlled win rate was fitted with
     clusters: tuple[str, ...] | None = None  # by item, the name of its cluster; None if the items are independent
@@ -209,7 +231,10 @@ def _parse(path: Path, wanted: str) -> Items:
         ids = tuple([str(row["id"]) for row in rows])
         outcomes = tuple([float(row["outcome"]) for row in rows])
         outputs = Counter([row.get("output_sha256") for row in rows])
-        wrong = len({row.get("output_sha256") for row, one in zip(rows, outcomes, strict=True) if one < 1.0})
+        answers = zip(ids, rows, outcomes, strict=True)
+        wrong = tuple(
+            [(name, str(row.get("output_sha256")), row.get("tokens") or 0) for name, row, o in answers if o < 1.0]
+        )
         facts = tuple([row.get("facts") or _NOTHING for row in rows]) if b"facts" in lines else ()
         clusters = _clusters(ids, [one.get("cluster") for one in facts]) if any(facts) else None
     except (RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -308,6 +333,9 @@ def in_doubt(run: RunSummary, doubts: Sequence[str]) -> RunSummary:
 
 MIN_WRONG_TEXTS = 3
 """Two models that answer everything rightly, or with one text, may agree word for word; with three different wrong texts hardly."""
+SAME_SHARE, MIN_LONG, LONG_TOKENS, MAX_LONG = 0.95, 20, 32, 100
+"""Share of equal texts that two runs don't reach, among wrong answers of so many tokens that are not the base model's, of which there are
+so many different ones; and the most that are compared. Of short answers two honest seeds share 99 % (arithmetic, SFT: 244 of 246)."""
 MIN_TIMES = 2
 """Measured times that two runs must share: among thousands of runs one time may be equal to the nanosecond by chance."""
 LEAST_TIME_S = 0.1
@@ -319,6 +347,7 @@ Marks = Mapping[str, Sequence[str]]
 MARKS = {
     "weights": "the same weights",
     "answers": "the same answer to every held-out item",
+    "texts": "nearly all of the long wrong answers",
     "times": "the same measured times",
     "processes": "one supervisor process",
 }
@@ -332,8 +361,7 @@ def marks_of(run: RunDir, view: RunView, entries: Sequence[Linked]) -> dict[str,
     found: dict[str, tuple[str, ...]] = {}
     if chosen is not None and not chosen.is_base and chosen.content_hash is not None:
         found["weights"] = (chosen.content_hash,)
-        if (answers := _own_answers(run, view)) is not None:
-            found["answers"] = (answers,)
+        found |= _own_answers(run, view)
     copies = {number for number, one in view.submissions.items() if one.is_base}
     own = [e for e in entries if e.kind is not EntryKind.SCORE or e.body.submission_id not in copies]
     if closed is not None and "weights" not in found:  # its times are those of the base model's, which runs share
@@ -350,22 +378,39 @@ def marks_of(run: RunDir, view: RunView, entries: Sequence[Linked]) -> dict[str,
     return found
 
 
-def _own_answers(run: RunDir, view: RunView) -> str | None:
-    """Return a hash of all answers of the selected checkpoint; None if another model could give the same ones."""
-    closed = view.closed
+def _own_answers(run: RunDir, view: RunView) -> dict[str, tuple[str, ...]]:
+    """Return the marks by the selected checkpoint's answers on the report split, without those that another model could give."""
+    closed, folder = view.closed, ExperimentDir(run.path.parent).baselines
     assert closed is not None and closed.selected is not None
     score = view.score_of(view.submissions[closed.selected])
     if closed.report is None or score is None or closed.report.items_sha256 is None:
-        return None
-    base = read_baseline(ExperimentDir(run.path.parent).baselines, closed.baseline_report or "")
+        return {}
+    base = read_baseline(folder, closed.baseline_report or "")
     if base is not None and base.evaluation.items_sha256 == closed.report.items_sha256:
-        return None  # hardly changed: it answers as the base model
+        return {}  # hardly changed: it answers as the base model
+    found: dict[str, tuple[str, ...]] = {}
     for number in (closed.selected, score.submission_id):
         with suppress(Unusable):
             items = read_items(run.items / f"{number:06d}.report.jsonl.gz", closed.report)
-            both = f"{score.evaluation.items_sha256} {closed.report.items_sha256}"
-            return sha256_hex(both.encode()) if items.wrong_texts >= MIN_WRONG_TEXTS else None
-    return None
+            if len({text for _, text, _ in items.wrong}) >= MIN_WRONG_TEXTS:
+                found["answers"] = (
+                    sha256_hex(f"{score.evaluation.items_sha256} {closed.report.items_sha256}".encode()),
+                )
+            if base is not None:
+                theirs = read_items(folder / f"{base.key}.items.jsonl.gz", base.evaluation).wrong
+                found["texts"] = _long_texts(items.wrong, {one[:2] for one in theirs})
+            break
+    return {kind: marks for kind, marks in found.items() if marks}
+
+
+def _long_texts(wrong: Iterable[tuple[str, str, int]], of_base: Set[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the marks of some long wrong answers that are not the base model's, of all runs on the same items."""
+    own = sorted(
+        (sha256_hex(item.encode()), text) for item, text, n in wrong if n >= LONG_TOKENS and (item, text) not in of_base
+    )
+    if len({text for _, text in own}) < MIN_LONG:
+        return ()
+    return tuple(sha256_hex(f"{item} {text}".encode())[:10] for item, text in own[:MAX_LONG])
 
 
 def _measured(value: object, name: str = "") -> Iterator[float]:
@@ -382,7 +427,7 @@ def same_runs(marks: Sequence[Marks]) -> list[dict[int, tuple[str, ...]]]:
     holders: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for place, own in enumerate(marks):
         for kind, values in own.items():
-            for value in values:
+            for value in values if kind != "texts" else ():
                 key = value.rsplit(" ", 2)[0] if kind == "processes" else value
                 holders[kind, key].append((place, value))
     shared: Counter[tuple[int, int, str]] = Counter()
@@ -390,6 +435,11 @@ def same_runs(marks: Sequence[Marks]) -> list[dict[int, tuple[str, ...]]]:
         for (a, one), (b, other) in combinations(several, 2):
             if a != b and (kind != "processes" or _one_process(one, other)):
                 shared[a, b, kind] += 1
+    texts = {place: set(own["texts"]) for place, own in enumerate(marks) if own.get("texts")}
+    for (a, one_set), (b, other_set) in combinations(texts.items(), 2):
+        enough = SAME_SHARE * max(len(one_set), len(other_set))
+        if not shared[a, b, "answers"] and min(len(one_set), len(other_set)) >= enough <= len(one_set & other_set):
+            shared[a, b, "texts"] = 1
     found: list[dict[int, tuple[str, ...]]] = [{} for _ in marks]
     for (a, b, kind), count in sorted(shared.items(), key=lambda one: list(MARKS).index(one[0][2])):
         if count >= (MIN_TIMES if kind == "times" else 1):
@@ -410,16 +460,74 @@ def _one_process(one: str, other: str) -> bool:
 
 
 def came_with_agent(run: RunDir, record: RunRecord, content: str) -> str | None:
-    """Return the folder of weights in the agents' frozen folders that are these; None if there is none."""
-    agents = ExperimentDir(run.path.parent).code / record.code_hash / "templates" / "agents"
-    return _shipped(agents).get(content)
+    """Return a file or folder of the agents' frozen folders that holds these weights, or most of their bytes; None if there is none."""
+    experiment = ExperimentDir(run.path.parent)
+    folders, shipped = _shipped(experiment.code / record.code_hash / "templates" / "agents")
+    if content in folders:
+        return folders[content]
+    sizes, held = {size for size, _ in shipped}, Counter[str]()
+    with suppress(Refused, OSError, ValueError):  # freed, or never whole: `verify` says so
+        tensors = tensors_of(experiment.artifacts / content)
+        for tensor in tensors:
+            size = tensor.end - tensor.begin
+            if size in sizes:
+                with open(experiment.artifacts / content / tensor.file, "rb") as file:
+                    key = size, hash_span(file.fileno(), tensor.begin, tensor.end)
+                held[shipped.get(key, "")] += size
+        del held[""]
+        if 2 * held.total() >= sum(tensor.end - tensor.begin for tensor in tensors) > 0:
+            return held.most_common(1)[0][0]
+    return None
 
 
 @lru_cache(maxsize=8)
-def _shipped(agents: Path) -> dict[str, str]:
-    """Return the folders with safetensors files below the agents' frozen folders, by content hash."""
-    found = {}
+def _shipped(agents: Path) -> tuple[dict[str, str], dict[tuple[int, str], str]]:
+    """Return what lies below the agents' frozen folders: folders with safetensors files by content hash, and each file, tensor or
+    packed file by size and hash."""
+    folders: dict[str, str] = {}
+    parts: dict[tuple[int, str], str] = {}
     for folder in sorted({path.parent for path in agents.rglob("*.safetensors")}):
         with suppress(Refused, OSError, ValueError):
-            found[folder_content_hash(folder)] = folder.relative_to(agents).as_posix()
-    return found
+            folders[folder_content_hash(folder)] = folder.relative_to(agents).as_posix()
+    for path in sorted(path for path in agents.rglob("*") if path.is_file() and not path.is_symlink()):
+        with suppress(*UNREADABLE), open(path, "rb") as file:
+            for part in _parts(file, [MAX_UNPACKED], 2):
+                parts.setdefault(part, path.relative_to(agents).as_posix())
+    return folders, parts
+
+
+MAX_UNPACKED = 64 << 30
+UNREADABLE = (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, RuntimeError, BadZipFile, zlib.error)
+
+
+def _parts(file: IO[bytes], left: list[int], depth: int) -> Iterator[tuple[int, str]]:
+    """Yield size and hash of each tensor of a safetensors file or file of a zip (as torch saves), also packed by gzip; else of the
+    whole. `left`: bytes that may still be read. ValueError: more, or no such file."""
+    head = file.read(9)
+    file.seek(0)
+    if depth and head.startswith(b"\x1f\x8b"):
+        with gzip.GzipFile(fileobj=file) as inner:
+            yield from _parts(cast(IO[bytes], inner), left, depth - 1)
+    elif depth and head.startswith(b"PK\x03\x04"):
+        with ZipFile(file) as packed:
+            for name in packed.namelist():
+                with packed.open(name) as inner_file:
+                    yield from _parts(inner_file, left, depth - 1)
+    elif head[8:] == b"{" and (length := int.from_bytes(head[:8], "little")) <= reading.MAX_RECORD_BYTES:
+        file.seek(8)
+        header = from_json(file.read(length))
+        for begin, end in sorted(one["data_offsets"] for name, one in header.items() if name != "__metadata__"):
+            yield _hashed(file, end - begin, left)
+    else:
+        yield _hashed(file, None, left)
+
+
+def _hashed(file: IO[bytes], size: int | None, left: list[int]) -> tuple[int, str]:
+    digest, done = hashlib.sha256(), 0
+    while done != size and (data := file.read(CHUNK_BYTES if size is None else min(CHUNK_BYTES, size - done))):
+        digest.update(data)
+        done += len(data)
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise ValueError("too much is packed")
+    return done, digest.hexdigest()

@@ -35,6 +35,7 @@ from autorl_hpc.report.run_folder import (
     read_items,
     sandboxes,
     shown_look,
+    unlike_the_seal,
     worst_found,
 )
 from autorl_hpc.report.run_story.context import RunContext
@@ -168,7 +169,11 @@ class _Digest:
         if (folder := came_with_agent(self.run, self.record, content)) is not None:
             yield f"the selected weights came with the agent, in its folder {clean(folder)}"
         gained = self.improvement.difference if self.improvement is not None else 0.0
-        if story.trained is False and gained > 0:
+        if gained <= 0:
+            return
+        if unlike := unlike_the_seal(self.run, self.sealed):
+            yield f"{gained:+.1f} points, and nothing shows a training as it was sealed: {unlike[0]}"
+        elif story.trained is False:
             yield f"{gained:+.1f} points, and nothing was trained: no step was logged, and no program ran that could train"
 
     def _score(self, evaluation: Evaluation, submission: Submission | None) -> ScoreSummary:

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TypeVar
 
 from autorl_hpc.files import artifacts, reading
+from autorl_hpc.files.frozen_records import recorded_hashes
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger, Linked
 from autorl_hpc.files.processes import end_all
@@ -217,6 +218,7 @@ class Seals:
             refused_unrecorded=refused_unrecorded,
             fault=fault,
             reason=reason,
+            recorded=recorded_hashes(self.run),
         )
 
         def taken(entries: Sequence[Linked]) -> bool:

@@ -64,6 +64,21 @@ def test_the_error_of_a_best_of_k_by_hand() -> None:
     assert third.high is not None and third.high - third.mean == pytest.approx(t_quantile(4) * error, rel=0.02)
 
 
+def test_runs_that_kept_the_base_have_no_luck() -> None:
+    """Zeros that are known: the interval is that of the runs that were measured, from three of these on."""
+    feedback, values = [0.0, 0.0, 1.0, 2.0, 4.0, 5.0], [0.0, 0.0, 3.0, -1.0, 5.0, 4.0]
+    kept = [True, True, False, False, False, False]
+    slope, level = np.polyfit(feedback, values, 1)
+    rest = [v - level - slope * f for f, v, k in zip(feedback, values, kept, strict=True) if not k]
+    first, everyone = st.best_of_curve(feedback, values, kept)[0], st.best_of_curve(feedback, values)[0]
+    assert first.high is not None and everyone.high is not None and first.mean == everyone.mean
+    luck = sum(r * r for r in rest) / 2 * 4 / 36
+    best = slope**2 * float(np.var(feedback)) / 6 * 6 / 5  # of a mean over resamples
+    assert first.high - first.mean == pytest.approx(t_quantile(3) * math.sqrt(luck + best), rel=0.02)
+    assert first.high > everyone.high
+    assert st.best_of_curve(feedback, values, [*kept[:2], True, True, False, False])[0].high is None
+
+
 def test_a_band_by_hand() -> None:
     first = BestSoFar([(3.0, 1.0), (1.0, 2.0), (5.0, 6.0)], 6.0)
     second = BestSoFar([(2.0, -1.0)], 3.0)

@@ -3,9 +3,12 @@ alike rank on. And weights that came with the agent, and a gain without a traini
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from recordmaker import add, point, process
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from treemaker import RECIPE, Tree, TreeRun, evaluation, outcomes, sha, write_items
 from typer.testing import CliRunner
 
@@ -39,8 +42,13 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
-def lucky(tree: Tree, seed: int = 0, wrong: str = "wrong", name: str = "m", **more: Any) -> TreeRun:
-    """A run with times as a clock gives them, and with wrong answers that no other model gives (`wrong`), or one for all ('')."""
+def lucky(
+    tree: Tree, seed: int = 0, wrong: str = "wrong", name: str = "m", tokens: int = 3, same: int = 0, **more: Any
+) -> TreeRun:
+    """A run with times as a clock gives them, and with wrong answers that no other model gives (`wrong`), or one for all ('').
+
+    `same`: so many of the 40 wrong texts are those of every other such run.
+    """
     run = tree.run(seed=seed, **more).start()
     drawn = 0.1234567891 * (seed + 1) + 0.01 * len(name)
     content = sha(f"{name}-{seed}")
@@ -48,10 +56,11 @@ def lucky(tree: Tree, seed: int = 0, wrong: str = "wrong", name: str = "m", **mo
     run.seal(600.0 + drawn)
     values = outcomes(100, range(60))
     texts = [
-        f"{wrong}{seed}-{i}" if wrong and v < 1 else f"right-{i}" if v == 1 else "none" for i, v in enumerate(values)
+        f"{wrong}{seed if i - 60 >= same else ''}-{i}" if wrong and v < 1 else f"right-{i}" if v == 1 else "none"
+        for i, v in enumerate(values)
     ]
     rows = [
-        ItemOutcome(id=f"q{i}", outcome=v, output_sha256=sha(texts[i]), tokens=3, facts={})
+        ItemOutcome(id=f"q{i}", outcome=v, output_sha256=sha(texts[i]), tokens=tokens, facts={})
         for i, v in enumerate(values)
     ]
     items = write_items(run.dir.items / "000001.report.jsonl.gz", rows)
@@ -190,17 +199,66 @@ def test_honest_runs_that_look_alike_are_not_the_same(tmp_path: Path) -> None:
     assert cells(merged)["collapsed"] == (1, None)
 
 
-def test_weights_of_the_agents_own_folder_unrank(tmp_path: Path) -> None:
-    """An agent that brings a trained model along had its score ranked."""
+@pytest.mark.parametrize(
+    ("same", "tokens", "named"),
+    [(39, 100, True), (38, 100, True), (36, 100, False), (0, 100, False), (39, 8, False)],
+)
+def test_a_clone_with_a_few_other_answers_is_named(tmp_path: Path, same: int, tokens: int, named: bool) -> None:
+    """95 % of the long wrong answers; short ones two honest seeds share (99 % of arithmetic's)."""
     tree = Tree(tmp_path / "exp")
-    shipped = tree.experiment.code / sha("code") / "templates" / "agents" / "cheat" / "w"
-    shipped.mkdir(parents=True)
-    save_file({"model.x": np.arange(6, dtype=np.float32)}, shipped / "model.safetensors")
+    for seed in (1, 2):
+        lucky(tree, seed, tokens=tokens, same=same)
+    found = [one.doubts for one in report.build([tree.path]).runs]
+    assert all(bool(doubts) is named for doubts in found)
+    if named:
+        assert found[0][0].startswith("the same run twice: nearly all of the long wrong answers as exp/")
+
+
+def as_bin(tensors: dict[str, Any]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:  # as torch.save lays it out
+        archive.writestr("m/data.pkl", b"\x80")
+        for number, tensor in enumerate(tensors.values()):
+            archive.writestr(f"m/data/{number}", tensor.tobytes())
+    return packed.getvalue()
+
+
+TENSORS = {f"model.{n}": np.arange(n, n + 50, dtype=np.float32) for n in range(4)}
+SHIPPED: dict[str, dict[str, bytes]] = {
+    "w": {"w/model.safetensors": save(TENSORS)},
+    "notes.txt": {"notes.txt": save({name.upper(): one for name, one in TENSORS.items()})},
+    "w.bin": {"w.bin": as_bin(TENSORS)},
+    "w.gz": {"w.gz": gzip.compress(save(TENSORS))},
+    "w.bin.gz": {"w.bin.gz": gzip.compress(as_bin(TENSORS))},
+    "0.x": {f"{n}.x": save({name: one}) for n, (name, one) in enumerate(TENSORS.items())},
+    "2.x": {f"{n}.x": save({f"model.{n}": TENSORS[f"model.{n}"]}) for n in (2, 3)},
+    "": {
+        "train.py": b"print(1)",
+        "data.zip": b"PK\x03\x04 and no zip",
+        "one.st": save({"model.1": TENSORS["model.1"]}),
+    },
+}
+
+
+@pytest.mark.parametrize("named", SHIPPED)
+def test_weights_of_the_agents_own_folder_unrank(tmp_path: Path, named: str) -> None:
+    """An agent that brings a trained model along had its score ranked; then one that renames, packs or splits it."""
+    tree = Tree(tmp_path / "exp")
+    agent = tree.experiment.code / sha("code") / "templates" / "agents" / "cheat"
+    for name, data in SHIPPED[named].items():
+        (agent / name).parent.mkdir(parents=True, exist_ok=True)
+        (agent / name).write_bytes(data)
+    made = tree.experiment.artifacts / "made"
+    made.mkdir()
+    (made / "model.safetensors").write_bytes(save(TENSORS))
+    content = folder_content_hash(made)
+    made.rename(tree.experiment.artifacts / content)
     run = tree.run(agent="cheat").start()
-    run.submit(100.0, outcomes(40, range(30)), content_hash=folder_content_hash(shipped))
+    run.submit(100.0, outcomes(40, range(30)), content_hash=content)
     run.seal().close(outcomes(100, range(80)))
     (one,) = report.build([tree.path]).runs
-    assert one.doubts == ("the selected weights came with the agent, in its folder cheat/w",) and not one.ranked
+    told = (f"the selected weights came with the agent, in its folder cheat/{named}",) if named else ()
+    assert one.doubts == told and one.ranked is not bool(named)
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from treemaker import Tree, TreeRun
+from recordmaker import add, process
+from treemaker import Tree, TreeRun, outcomes, save_items
 from typer.testing import CliRunner
 
 from autorl_hpc.cli import app
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.evidence.verify import SHARED, VerifyResult, as_lines, verify_paths
+from autorl_hpc.evidence.verify import SHARED, VerifyResult, as_lines, verify_paths, verify_run
 from autorl_hpc.files.checkpoint import walk_files
+from autorl_hpc.files.frozen_records import recorded_hashes
+from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import code_hash
 from autorl_hpc.records import readable_json
 from autorl_hpc.records.experiment import Budget
+from autorl_hpc.report import report
+from autorl_hpc.report.pages import run_summary
 
 
 @pytest.fixture(autouse=True)
@@ -103,8 +109,92 @@ def test_cut_tail_of_a_finished_run(tmp_path: Path, cut: int) -> None:
     assert problems(tree.path)[run.dir.run_id] == named
     run.dir.sealed_ledger.unlink()
     assert problems(run.dir.path)[run.dir.run_id] == named
-    (tree.experiment.finished / run.dir.run_id).unlink()  # without the mark it is a run that goes on
-    assert problems(tree.path)[run.dir.run_id] == []
+    (
+        tree.experiment.finished / run.dir.run_id
+    ).unlink()  # without the mark it is a run that goes on, but for what outlives the cut
+    outlived = "items/000002.report.jsonl.gz is there, and the ledger has no score by it: its last entries are missing"
+    assert outlived in problems(tree.path)[run.dir.run_id]
+    for path in run.dir.items.iterdir():
+        path.unlink()
+    run.dir.sketches.mkdir()
+    (run.dir.sketches / "000003.v1").touch()
+    assert problems(run.dir.path)[run.dir.run_id][0].startswith(
+        "sketches/000003.v1 is there, and the ledger has no such"
+    )
+
+
+def test_a_score_that_a_grader_is_about_to_commit_is_no_cut(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "exp")
+    run = tree.run().start()
+    run.submit(10.0)
+    save_items(run.dir.items / "000001.feedback.jsonl.gz", outcomes(40, range(5)))
+    assert "its last entries are missing" in problems(run.dir.path)[run.dir.run_id][0]
+    entry = tree.experiment.queue / f"f-{run.dir.run_id}--000001.json"
+    entry.touch()
+    assert problems(run.dir.path)[run.dir.run_id] == []
+    entry.unlink()
+    (run.dir.items / "000001.feedback.jsonl.gz").rename(run.dir.items / "000001.report.jsonl.gz")
+    run.seal()
+    closing = tree.experiment.queue / f"c-{run.dir.run_id}.json"
+    assert len(problems(run.dir.path)[run.dir.run_id]) == 1
+    closing.touch()
+    assert problems(run.dir.path)[run.dir.run_id] == []
+
+
+def test_a_merged_report_outlives_a_cut(tmp_path: Path) -> None:
+    """Everything of the run's own was removed with its last entries; the report names a head that the ledger never had."""
+    tree, run = made(tmp_path / "exp")
+    report.refresh([tree.path])
+    for path in (*sorted(run.dir.ledger.iterdir())[3:], *run.dir.items.iterdir(), *run.dir.report.iterdir()):
+        path.unlink()
+    run.dir.sealed_ledger.unlink()
+    (tree.experiment.finished / run.dir.run_id).unlink()
+    named = f"report/summary.json names a head of {run.dir.run_id} that its ledger never had: one of them was altered"
+    assert problems(tree.path)[SHARED] == [named]
+
+
+RECORDS = ("usage.jsonl", "logs/processes.jsonl", "logs/training.jsonl")
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_what_the_recorder_saw_is_sealed(tmp_path: Path, name: str) -> None:
+    """A doubt hangs on it ("nothing was trained"): it vanished with the file, and the run ranked."""
+    tree = Tree(tmp_path / "exp")
+    run = tree.run().start()
+    run.submit(100.0, outcomes(40, range(20)))
+    add(run, "processes", process(20.0, "tar xf w.tar", pid=50))
+    for record in RECORDS:
+        (run.dir.path / record).parent.mkdir(exist_ok=True)
+        (run.dir.path / record).touch()
+    run.seal(recorded=recorded_hashes(run.dir)).close(outcomes(100, range(60)))
+
+    def seen() -> tuple[list[str], tuple[str, ...]]:
+        return problems(run.dir.path)[run.dir.run_id], report.build([tree.path]).runs[0].doubts
+
+    path = run.dir.path / name
+    assert seen() == (
+        [],
+        ("+35.0 points, and nothing was trained: no step was logged, and no program ran that could train",),
+    )
+    told = report.build([tree.path]).runs[0]
+    bundled = Tree(tmp_path / "bundle" / "exp").experiment.run(run.dir.run_id)
+    shutil.copytree(tree.path, tmp_path / "bundle" / "exp", dirs_exist_ok=True)
+    for path_of in RECORDS:
+        (bundled.path / path_of).unlink()
+    bundled.report.mkdir()
+    (bundled.report / "summary.json").write_bytes(run_summary(told))
+    verdict = verify_run(ExperimentDir(bundled.path.parent), bundled, exported=True)
+    theirs = report.build([bundled.path.parent]).runs[0]  # by a maintainer, who has the bundle alone
+    assert verdict.problems == [] and not theirs.ranked and not told.ranked
+    assert verdict.notes[1:] == [f"in doubt: {doubt}" for doubt in (*theirs.doubts, *told.doubts)]
+    for damage, word in (
+        (lambda: path.write_text("{}\n"), "is not the one that was there"),
+        (path.unlink, "is missing"),
+    ):
+        damage()
+        found, (doubt,) = seen()
+        assert found == [f"{name} {word}: see the run's seal"]
+        assert doubt == f"+35.0 points, and nothing shows a training as it was sealed: {name} {word}"
 
 
 def test_frozen_code(tmp_path: Path) -> None:
