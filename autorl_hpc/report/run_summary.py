@@ -171,7 +171,13 @@ class _Digest:
         gained = self.improvement.difference if self.improvement is not None else 0.0
         if gained <= 0:
             return
-        if unlike := unlike_the_seal(self.run, self.sealed):
+        if ExperimentDir(
+            self.run.path.parent
+        ).unpacked.is_file():  # a bundle lacks what a doubt rests on: take its own summary's
+            told = reading.read_json_or_none(self.run.report / "summary.json")
+            doubts = told.get("doubts") if isinstance(told, dict) else None
+            yield from (clean(str(each)) or "" for each in (doubts if isinstance(doubts, list) else ()))
+        elif unlike := unlike_the_seal(self.run, self.sealed):
             yield f"{gained:+.1f} points, and nothing shows a training as it was sealed: {unlike[0]}"
         elif story.trained is False:
             yield f"{gained:+.1f} points, and nothing was trained: no step was logged, and no program ran that could train"
