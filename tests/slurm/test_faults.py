@@ -180,7 +180,9 @@ def test_memory_used_up_in_a_cgroup(world: MakeWorld, new_sandbox: Callable[...,
     here.assert_whole()
     sealed = here.view(run).sealed
     assert sealed is not None and sealed.fault is Fault.AGENT, sealed
-    assert str(sealed.reason).startswith("the agent exited with code -9"), "the kernel ends the largest process: the supervisor lives"
+    assert str(sealed.reason).startswith("the agent exited with code -9"), (
+        "the kernel ends the largest process: the supervisor lives"
+    )
     assert sandbox.state(here.job_of("agents", 0)) == "OUT_OF_MEMORY"
 
 
@@ -277,7 +279,9 @@ def test_everything_in_a_job_is_killed_at_once(world: MakeWorld, slurm: Sandbox)
     shown = slurm.client("pgrep", "-f", f"job task {here.experiment.path.resolve()}").stdout.split()
     assert len(shown) == 1, shown
     task = int(shown[0])
-    with here.recovery("everything in a job killed: the agent works again, in a job that the grader's watcher submitted"):
+    with here.recovery(
+        "everything in a job killed: the agent works again, in a job that the grader's watcher submitted"
+    ):
         kill(task, *descendants(task))
         here.wait_agent(run, attempt=2)
     here.over(run)
