@@ -87,11 +87,8 @@ def slurm_word(experiment: ExperimentDir, heads: Sequence[Heads]) -> tuple[str, 
 
 
 def normal_head(text: str) -> str:
-    """Return a head that a person typed, in lower case: all 64 digits or the first ones.
-
-    Raises:
-        AutorlError: it is not a head, or too short to prove anything.
-    """
+    """Return a head that a person typed, in lower case: all 64 digits or the first ones. Raises AutorlError: it is not
+    a head, or too short to prove anything."""
     head = text.strip().lower()
     if not re.fullmatch(rf"[0-9a-f]{{{SHORT_HEX},64}}", head):
         what = f"a head has 64 hexadecimal digits, of which the first {SHORT_HEX} are enough"
@@ -101,11 +98,8 @@ def normal_head(text: str) -> str:
 
 
 def read_key_file(path: Path) -> bytes:
-    """Read the key of anchors: a file that holds only the key, readable by its owner only.
-
-    Raises:
-        AutorlError: it can't be read, others may read it, or it is no key. No error shows any of the key.
-    """
+    """Read the key of anchors: a file that holds only the key, readable by its owner only. Raises AutorlError: it can't
+    be read, others may read it, or it is no key. No error shows any of the key."""
     make = f"make one: (umask 077; head -c 32 /dev/urandom | base64 > {path})"
     try:
         with open(path, "rb") as file:
@@ -124,11 +118,8 @@ def read_key_file(path: Path) -> bytes:
 
 
 def make_anchors(paths: Sequence[Path], key: bytes) -> list[Anchor]:
-    """Return the signed heads of the runs in `paths`, one anchor per experiment.
-
-    Raises:
-        AutorlError: nothing is there, or a chain is damaged (then it is not signed).
-    """
+    """Return the signed heads of the runs in `paths`, one anchor per experiment. Raises AutorlError: nothing is there,
+    or a chain is damaged (then it is not signed)."""
     found: dict[ExperimentDir, list[RunDir]] = {}
     for path in paths:
         if (path / "run.json").is_file():
@@ -150,12 +141,8 @@ def _hmac(anchor: Anchor, key: bytes) -> str:
 
 
 def add_anchors(path: Path, anchors: Sequence[Anchor]) -> None:
-    """Append to an anchors file; earlier lines stay, because they prove more.
-
-    Raises:
-        AutorlError: the existing file is not an anchors file.
-        OSError: it can't be written.
-    """
+    """Append to an anchors file; earlier lines stay, because they prove more. Raises AutorlError: the existing file is
+    not an anchors file. OSError: it can't be written."""
     before = b""
     if path.exists():
         before = reading.read_bytes(path, max_bytes=MAX_ANCHORS_BYTES)
@@ -180,11 +167,8 @@ def parse_anchors(data: bytes, path: Path) -> list[Anchor]:
 
 
 def read_anchors(path: Path, key: bytes) -> tuple[Anchor, ...]:
-    """Read the anchors in a file and check each signature.
-
-    Raises:
-        AutorlError: it can't be read, or a line is not signed with this key.
-    """
+    """Read the anchors in a file and check each signature. Raises AutorlError: it can't be read, or a line is not
+    signed with this key."""
     try:
         data = reading.read_bytes(path, max_bytes=MAX_ANCHORS_BYTES)
     except (OSError, ValueError) as error:

@@ -116,11 +116,8 @@ def closed_run(folder: Path) -> RunDir:
 
 
 def export_run(folder: Path, out: Path | None, say: Say = lambda _: None) -> Exported:
-    """Pack the run in `folder` into `out`.
-
-    Raises:
-        AutorlError: it is not a closed run, does not verify, lacks its weights, or the bundle can't be written.
-    """
+    """Pack the run in `folder` into `out`. Raises AutorlError: it is not a closed run, does not verify, lacks its
+    weights, or the bundle can't be written."""
     run, experiment = RunDir(folder.absolute()), ExperimentDir(folder.absolute().parent)
     record = read_run(run)
     out = (out or Path(f"{run.run_id}.tar.zst")).absolute()

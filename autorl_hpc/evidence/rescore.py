@@ -114,14 +114,10 @@ def compare(
     noise: float,
     reproducible: bool = False,
 ) -> Compared:
-    """Compare two evaluations of the same weights, item by item.
-
-    Args:
-        noise: difference, in points, between two measurements of the base model on this machine. The bundle's own figure is not
-            used, because it is a claim too.
-        reproducible: the base model's answers here equal the claimed ones word for word, so noise can't explain other answers
-            of the checkpoint.
-    """
+    """Compare two evaluations of the same weights, item by item. `noise`: difference, in points, between two
+    measurements of the base model on this machine. The bundle's own figure is not used, because it is a claim too.
+    `reproducible`: the base model's answers here equal the claimed ones word for word, so noise can't explain other
+    answers of the checkpoint."""
     found = Compared(
         what,
         "not scored",
@@ -280,12 +276,9 @@ def _points(noise: float | None) -> str:
 
 
 def rescore_bundle(root: Root, bundle: Path, asked: RescoreOptions, say: Say = lambda _: None) -> Rescored:
-    """Unpack, verify and score `bundle` in a temporary folder below `root`.
-
-    Raises:
-        AutorlError: the bundle is not an exported run or is damaged; the task, split, recipe, scorer or base model staged here
-            is another one; this machine can't score.
-    """
+    """Unpack, verify and score `bundle` in a temporary folder below `root`. Raises AutorlError: the bundle is not an
+    exported run or is damaged; the task, split, recipe, scorer or base model staged here is another one; this machine
+    can't score."""
     for option, value, known in (("device", asked.device, DEVICES), ("engine", asked.engine or ENGINES[0], ENGINES)):
         if value not in known:
             raise AutorlError(f"--{option} {value}: it is {' or '.join(known)}", next_step="choose one")

@@ -46,13 +46,8 @@ NEXT_STEP = "take it again from where it was made, and compare its sha256; don't
 
 def unpack_evidence(bundle: Path, into: Path, weights_allowed: Callable[[EvidenceManifest], int]) -> EvidenceManifest:
     """Unpack `bundle` into the empty folder `into`, as `experiment/` and `task/`; return its manifest.
-
-    Args:
-        weights_allowed: called before anything is written; returns the largest plausible size of the weights in bytes.
-
-    Raises:
-        AutorlError: it is not an exported run, was cut or altered, or is too large.
-    """
+    `weights_allowed`: called before anything is written; returns the largest plausible size of the weights in bytes.
+    Raises AutorlError: it is not an exported run, was cut or altered, or is too large."""
     try:
         packing = packing_of(bundle)
         if packing is None:
@@ -147,11 +142,8 @@ HEADERS_BYTES = 128 * 1024 * 1024
 
 
 def weights_allowed(root: Root, manifest: EvidenceManifest) -> int:
-    """Return the largest size in bytes of a checkpoint of this base model; a tied head may be stored twice.
-
-    Raises:
-        AutorlError: the base model is not staged here, or has other weights.
-    """
+    """Return the largest size in bytes of a checkpoint of this base model; a tied head may be stored twice. Raises
+    AutorlError: the base model is not staged here, or has other weights."""
     name, wanted = manifest.base_model, manifest.base_model_content_hash
     if verify_model(root, name).content_hash != wanted:
         what = f"the base model {name} that is staged here has other weights than the one of the run"
@@ -161,11 +153,8 @@ def weights_allowed(root: Root, manifest: EvidenceManifest) -> int:
 
 
 def check_task(root: Root, record: RunRecord) -> list[str]:
-    """Check that this machine's task equals the run's; return notes.
-
-    Raises:
-        AutorlError: task, split, recipe or scorer differ here, or nothing is staged.
-    """
+    """Check that this machine's task equals the run's; return notes. Raises AutorlError: task, split, recipe or scorer
+    differ here, or nothing is staged."""
     science = record.science
     task = with_pins(root, load_task(science.task))
     verify_staged_task(root, task)
@@ -215,11 +204,8 @@ def _other(what: str, where: Path, differs: str) -> AutorlError:
 
 
 def judge_spec(recipe: Recipe, url: str | None, key: Path | None) -> JudgeSpec | None:
-    """Return the recipe's judge at the address that the user passed; a bundle's own address is never used.
-
-    Raises:
-        AutorlError: a judge is needed and no address was passed.
-    """
+    """Return the recipe's judge at the address that the user passed; a bundle's own address is never used. Raises
+    AutorlError: a judge is needed and no address was passed."""
     model = recipe.options.get(JUDGE_MODEL)
     if recipe.judge == "none" or model == JudgeSpec.BUILTIN:
         return None
@@ -235,11 +221,8 @@ def judge_spec(recipe: Recipe, url: str | None, key: Path | None) -> JudgeSpec |
 
 
 def check_shapes(root: Root, base_model: str, weights: Path, not_in_hash: tuple[str, ...]) -> str | None:
-    """Return what is wrong with names and shapes of the weights; None if they are the base model's.
-
-    Raises:
-        Refused: a file is not a safetensors file.
-    """
+    """Return what is wrong with names and shapes of the weights; None if they are the base model's. Raises Refused: a
+    file is not a safetensors file."""
     wanted = {tensor.name: tensor.shape for tensor in tensors_of(root.model(base_model))}
     for tensor in tensors_of(weights):
         if tensor.name in not_in_hash and tensor.name not in wanted:

@@ -216,11 +216,8 @@ def _code(experiment: ExperimentDir, run_ids: list[str]) -> Iterator[str]:
 
 
 def verify_run(experiment: ExperimentDir, run: RunDir, *, exported: bool = False) -> VerifyResult:
-    """Check one run: chain, run.json, sealed copy, items files, accepted copies, sketches, report.
-
-    Args:
-        exported: the run comes from a bundle, which has no pages and lacks the inputs of the run's story.
-    """
+    """Check one run: chain, run.json, sealed copy, items files, accepted copies, sketches, report. `exported`: the run
+    comes from a bundle, which has no pages and lacks the inputs of the run's story."""
     verdict = VerifyResult(run.run_id, experiment=experiment.path.absolute().name)
     ledger = Ledger(run)
     try:
@@ -685,16 +682,11 @@ def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> Non
     head, hashes = report.told.get("ledger_head"), (chain.genesis, *chain.hashes)
     if head == now["ledger_head"]:
         if exported:  # no score depends on the story, which a bundle lacks; a doubt may rest on it
-            told = report.told.get("doubts") or []
-            verdict.notes += [
-                f"{IN_DOUBT}{clean(str(doubt))}" for doubt in (*now["doubts"], *told) if isinstance(told, list)
-            ]
-            excused = (
-                ("story", "doubts", "notes", "ranked")
-                if now["doubts"] or (told and report.told.get("ranked") is False)
-                else ("story",)
-            )
-            report.told |= {name: now[name] for name in excused}
+            told = [str(one) for one in doubts] if isinstance(doubts := report.told.get("doubts"), list) else []
+            verdict.notes += [f"{IN_DOUBT}{clean(doubt)}" for doubt in (*now["doubts"], *told)]
+            excused = bool(now["doubts"] or (told and report.told.get("ranked") is False))
+            names = ("story", "doubts", "notes", "ranked") if excused else ("story",)
+            report.told |= {name: now[name] for name in names}
         report.final = chain.view.closed is not None and not exported
         report.compare_summary(now)
     elif head in hashes:

@@ -127,9 +127,8 @@ class Digests:
 
     def key(self, run: RunDir) -> str:
         """Return the key of a run as it is now: run.json, number, names and last of its entries, stamps of the rest.
-
-        Take it before reading the run: then it fits no later state. OSError, ValueError: the run can't be read right now.
-        """
+        Take it before reading the run: then it fits no later state. OSError, ValueError: the run can't be read right
+        now."""
         home = run.path.parent
         if home not in self._bases:
             folder = ExperimentDir(home).baselines
@@ -138,26 +137,15 @@ class Digests:
         last = reading.read_bytes(run.ledger / names[-1]) if names else b""
         contents = [hashlib.sha256(data).hexdigest() for data in (reading.read_bytes(run.record), last)]
         ends = [os.fsencode(name).hex() for name in (*names[:1], *names[-1:])]
-        paths = [
-            run.ledger,
-            run.sealed_ledger,
-            run.items,
-            run.clock,
-            run.logs,
-            run.events,
-            run.agent_log,
-            run.agent_times,
-        ]
-        paths += [run.code_git, run.code_git / "refs" / "heads", run.workspace_link, run.driver_log]
+        paths = [run.ledger, run.sealed_ledger, run.items, run.clock, run.logs, run.events, run.agent_log]
+        paths += [run.agent_times, run.code_git, run.code_git / "refs" / "heads", run.workspace_link, run.driver_log]
         others = stamps_key([*paths, *map(run.recorded, RECORDED)])
         return hashed([code_stamp(), contents, len(names), ends, others, self._bases[home]])
 
 
 def own_bytes(path: Path) -> bytes:
-    """Return the bytes of a file that belongs to this user.
-
-    Raises OSError, ValueError: it does not exist, is a link or not a regular file, or belongs to somebody else.
-    """
+    """Return the bytes of a file that belongs to this user. Raises OSError, ValueError: it does not exist, is a link or
+    not a regular file, or belongs to somebody else."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         found = os.fstat(fd)

@@ -194,10 +194,8 @@ LABEL_CHARACTERS = 34
 
 
 def draw(figure: Figure) -> tuple[Any, list[tuple[float, float, float, float]]]:
-    """Draw a figure, panels in rows of up to three above one legend.
-
-    Returns a matplotlib Figure; of each panel x, y, width and height without its title, in inches from the upper left.
-    """
+    """Draw a figure, panels in rows of up to three above one legend. Returns a matplotlib Figure; of each panel x, y,
+    width and height without its title, in inches from the upper left."""
     from matplotlib.figure import Figure as Drawing
 
     panels, boxes = figure.panels, []
@@ -230,10 +228,8 @@ def draw(figure: Figure) -> tuple[Any, list[tuple[float, float, float, float]]]:
 
 
 def _on_page(figure: Figure, svg: str, boxes: Sequence[tuple[float, ...]]) -> tuple[str, ...]:
-    """Cut a drawn figure into one `<svg>` element per panel, in the page's colours.
-
-    Panel titles are left out: the page has them as text that wraps.
-    """
+    """Cut a drawn figure into one `<svg>` element per panel, in the page's colours. Panel titles are left out: the page
+    has them as text that wraps."""
     groups = re.findall(r'^  <g id="axes_\d+">\n.*?^  </g>$', svg, re.MULTILINE | re.DOTALL)
     definitions = re.findall(r"^ <defs>\n.*?^ </defs>$", svg, re.MULTILINE | re.DOTALL)
     groups[0] = "".join(one for one in definitions if "<style" not in one) + groups[0]
@@ -330,16 +326,9 @@ class Drawn(NamedTuple):
 
 
 def write_figures(merged: MergedReport, out: Path) -> dict[int, list[tuple[Figure, tuple[str, ...]]]]:
-    """Draw the figures into figures/ of `out`, remove outdated ones.
-
-    Figures are of as many whole leaderboards as `MAX_PANELS` allows, but of at least one.
-
-    Returns:
-        by leaderboard number: each figure with its panels as SVG elements.
-
-    Raises:
-        AutorlError: the folder can't be written.
-    """
+    """Draw the figures into figures/ of `out`, remove outdated ones. Figures are of as many whole leaderboards as
+    `MAX_PANELS` allows, but of at least one. Returns by leaderboard number: each figure with its panels as SVG
+    elements. Raises AutorlError: the folder can't be written."""
     folder, panels = out / FOLDER, 0
     files: dict[str, bytes] = {}
     index: dict[str, Any] = {}
@@ -371,10 +360,8 @@ def write_figures(merged: MergedReport, out: Path) -> dict[int, list[tuple[Figur
 
 
 def drawn(figure: Figure) -> Drawn:
-    """Return PNG, SVG and the page's panels of one figure. Call it inside `style`.
-
-    Uses the canvas directly: `savefig` would draw everything again to compute a layout that is fixed.
-    """
+    """Return PNG, SVG and the page's panels of one figure. Call it inside `style`. Uses the canvas directly: `savefig`
+    would draw everything again to compute a layout that is fixed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -389,10 +376,8 @@ def drawn(figure: Figure) -> Drawn:
 
 @contextmanager
 def style() -> Iterator[str]:
-    """Set up matplotlib with defaults, ignoring the user's matplotlibrc; yield its version.
-
-    Its configuration and font cache go to a temporary folder unless MPLCONFIGDIR is set, because a home may be full or read-only.
-    """
+    """Set up matplotlib with defaults, ignoring the user's matplotlibrc; yield its version. Its configuration and font
+    cache go to a temporary folder unless MPLCONFIGDIR is set, because a home may be full or read-only."""
     with tempfile.TemporaryDirectory(prefix="autorl-mpl-") as spare:
         if "MPLCONFIGDIR" not in os.environ:
             os.environ["MPLCONFIGDIR"] = spare

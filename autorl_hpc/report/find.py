@@ -37,10 +37,8 @@ NEXT_STEP = "give a run, an experiment, or a runs/ folder that `autorl-hpc launc
 
 
 def sites_of(runs: Iterable[Path]) -> dict[Path, str]:
-    """Name the runs/ folders of these runs (`runs/<experiment>/<run_id>`); empty if there is only one.
-
-    A name is the part of the path that differs: `alps/runs` and `jean-zay/runs` are called alps and jean-zay.
-    """
+    """Name the runs/ folders of these runs (`runs/<experiment>/<run_id>`); empty if there is only one. A name is the
+    part of the path that differs: `alps/runs` and `jean-zay/runs` are called alps and jean-zay."""
     roots = sorted({run.parent.parent for run in runs})
     if len(roots) < 2:
         return {}
@@ -151,10 +149,8 @@ def shown(path: Path, run_id: str = "", site: str | None = None) -> str:
 
 
 def find_runs(paths: Sequence[Path]) -> FoundRuns:
-    """Find every run below the paths, each once, and results of AutoRL-Bench.
-
-    Raises AutorlError: there is no run below one of the paths.
-    """
+    """Find every run below the paths, each once, and results of AutoRL-Bench. Raises AutorlError: there is no run below
+    one of the paths."""
     if not paths:
         raise AutorlError("no folder given", next_step=NEXT_STEP)
     found = FoundRuns()
@@ -272,10 +268,8 @@ def imported_runs(found: Iterable[ReferenceFolders]) -> list[tuple[str, RunSumma
 
 
 def experiments_in(paths: Sequence[Path]) -> list[ExperimentDir]:
-    """Return the experiments in the folders: experiments themselves, or folders of them.
-
-    Raises AutorlError: one of the folders has none.
-    """
+    """Return the experiments in the folders: experiments themselves, or folders of them. Raises AutorlError: one of the
+    folders has none."""
     found: list[ExperimentDir] = []
     for path in paths:
         names = _look(path)[0]

@@ -96,15 +96,11 @@ def find_reference(path: Path, skip: Set[Path] = frozenset()) -> ReferenceFolder
 
 
 def read_reference(found: ReferenceFolders) -> Iterator[ReferenceRun]:
-    """Yield every run: workspaces with their rows, then rows without a workspace.
-
-    A run is known by its results folder, task and name: two tasks started in the same second have one name.
-    """
+    """Yield every run: workspaces with their rows, then rows without a workspace. A run is known by its results folder,
+    task and name: two tasks started in the same second have one name."""
     homes = {table.parent for table in found.tables}
     folders = {}
-    for (
-        folder
-    ) in found.workspaces:  # home: the nearest parent folder with a table, else that of `workspace/<task>/<run>`
+    for folder in found.workspaces:  # home: the nearest parent with a table, else that of `workspace/<task>/<run>`
         home = next((each for each in folder.parents if each in homes), folder.parent.parent.parent)
         folders[home, folder.parent.name, folder.name] = folder
     rows: dict[tuple[Path, str, str], list[dict[str, str]]] = defaultdict(list)
@@ -137,9 +133,9 @@ def _read(home: Path, task: str, name: str, folder: Path | None, rows: list[dict
     row = rows[0] if len(rows) == 1 and rows[0]["task"] == task else {}
     if rows and not row:
         why = (
-            f"{len(rows)} rows of this run that differ"
-            if len(rows) > 1
-            else "a row of this run that names another task"
+            "a row of this run that names another task"
+            if len(rows) == 1
+            else f"{len(rows)} rows of this run that differ"
         )
         troubles.append(f"{RESULTS} has {why}: none is used")
     scores, meta, read = None, None, list[str]()
@@ -178,9 +174,8 @@ def _json(path: Path, kind: type, troubles: list[str], read: list[str]) -> Any |
         if path.name == META:
             troubles.append(f"{META} is missing: budget and time are unknown")
     except (OSError, ValueError, RecursionError):
-        troubles.append(
-            f"{path.name} {'is not JSON: damaged, or cut off' if data else 'can not be read, or is too large'}"
-        )
+        why = "is not JSON: damaged, or cut off" if data else "can not be read, or is too large"
+        troubles.append(f"{path.name} {why}")
     finally:
         read.append(hashlib.sha256(data).hexdigest())
     return None

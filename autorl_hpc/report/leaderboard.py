@@ -156,11 +156,9 @@ def limits_of(budget: Budget) -> dict[str, float]:
 
 
 def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
-    """Return, for each run, what decides which runs it is compared with.
-
-    What its ledger doesn't tell it takes from its like: of the otherwise equal runs those of its experiment, its agent's before others',
-    the most frequent value; else that of other experiments if they all have the same. A kept base model fits every engine.
-    """
+    """Return, for each run, what decides which runs it is compared with. What its ledger doesn't tell it takes from its
+    like: of the otherwise equal runs those of its experiment, its agent's before others', the most frequent value; else
+    that of other experiments if they all have the same. A kept base model fits every engine."""
     keys = [_comparable(run) for run in runs]
     rest = [str([value for name, value in key if name not in LEDGERED]) for key in keys]
     told = [_told(run, key) for run, key in zip(runs, keys, strict=True)]
@@ -242,15 +240,10 @@ def _group(comparable: Comparable, places: Sequence[int], runs: Sequence[RunSumm
     proven = comparable.imported is None  # no tests on scores that can't be checked
     values = {label(key, ordered): improvements([runs[place] for place in cells[key]]) for key in ordered}
     found = tuple(_cell(cells[key], runs, tested=proven) for key in ordered)
-    ranked = {
-        label(key, ordered) for key, cell in zip(ordered, found, strict=True) if _may_rank(comparable, cell, runs)
-    }
+    ranks = _ranks(comparable)
+    ranked = {label(cell_key(cell), ordered) for cell in found if _why_unranked(cell, runs, ranks) is None}
     comparisons = _comparisons(values, ranked) if proven else ()
     return Group(comparable=comparable, cells=found, comparisons=comparisons)
-
-
-def _may_rank(conditions: Conditions, cell: CellSummary, runs: Sequence[RunSummary]) -> bool:
-    return _why_unranked(cell, runs, _ranks(conditions)) is None
 
 
 def _ranks(conditions: Conditions) -> bool:
@@ -584,11 +577,9 @@ def _counted(words: Sequence[str]) -> dict[str, int]:
 
 
 def _overall(values: Sequence[Sequence[float]]) -> Overall | None:
-    """Return the mean of the tasks' means of improvements, with a t interval from the runs within tasks.
-
-    Source: B. L. Welch, Biometrika 34:28-35, 1947, for a sum of independent means. No interval if the runs of a task are all
-    equal: their spread is unknown, not 0.
-    """
+    """Return the mean of the tasks' means of improvements, with a t interval from the runs within tasks. Source: B. L.
+    Welch, Biometrika 34:28-35, 1947, for a sum of independent means. No interval if the runs of a task are all equal:
+    their spread is unknown, not 0."""
     if len(values) < 2 or any(len(one) < RUNS_TO_RANK for one in values):
         return None
     mean = fmean(fmean(one) for one in values)
@@ -618,10 +609,8 @@ def _spent(runs: Sequence[RunSummary], values: Sequence[float | None]) -> Spent:
 
 
 def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[AcrossTasks, ...]:
-    """Compare every pair of agents that share two or more tasks under one leaderboard's conditions.
-
-    A task with several groups under these conditions (other recipes or splits) is left out, because none of them represents it.
-    """
+    """Compare every pair of agents that share two or more tasks under one leaderboard's conditions. A task with several
+    groups under these conditions (other recipes or splits) is left out, because none of them represents it."""
     found = []
     for conditions, places in _pools(groups):
         if conditions.imported is not None:  # scores that can't be checked

@@ -246,12 +246,8 @@ PLAIN_CELL = re.compile(r"[\w .,;:%+\[\]\N{EN DASH}\N{MINUS SIGN}-]*")
 
 
 def index_html(merged: MergedReport, links: dict[int, str], figures: Figures | None = None) -> str:
-    """Render the merged report as one page that loads nothing from elsewhere.
-
-    Args:
-        links: address of a run's own page, by place in `runs`.
-        figures: by leaderboard number; None: no figures.
-    """
+    """Render the merged report as one page that loads nothing from elsewhere. `links`: address of a run's own page, by
+    place in `runs`. `figures`: by leaderboard number; None: no figures."""
     return _template("html", "index.html.j2").render(**parts(merged, links, figures or {}))
 
 
@@ -389,13 +385,7 @@ def write_versus(versus: Versus, out: Path) -> None:
 
 def write_run(run: RunSummary, home: RunDir, out: Path, *, one_file: bool = False) -> Path:
     """Write one run's pages; return their folder: the run's own, or one beside the index if that is not writable.
-
-    Args:
-        one_file: the trace's page holds its data itself.
-
-    Raises:
-        AutorlError: neither can be written.
-    """
+    `one_file`: the trace's page holds its data itself. Raises AutorlError: neither can be written."""
     trace = trace_data(run, home)
     shown = run_page.shown(run) | {"trace": trace and trace[0]}
     files = {
@@ -423,16 +413,9 @@ def write_merged(
     reload_s: int | None = None,
     figures: Figures | None = None,
 ) -> Path:
-    """Write the merged report; return the path of index.html.
-
-    Args:
-        folders: of the pages of each run.
-        reload_s: the index asks the browser to reload it after this many seconds.
-        figures: see `index_html`.
-
-    Raises:
-        AutorlError: the folder can't be written.
-    """
+    """Write the merged report; return the path of index.html. `folders`: of the pages of each run. `reload_s`: the
+    index asks the browser to reload it after this many seconds. `figures`: see `index_html`. Raises AutorlError: the
+    folder can't be written."""
     pages = (os.fsencode(os.path.relpath(folder / RUN_PAGE, out)) for folder in folders)  # names may be invalid UTF-8
     links = {place: quote(page) for place, page in enumerate(pages)}
     try:

@@ -60,9 +60,7 @@ Summaries = Callable[[Sequence[ChosenRun]], Iterator[RunSummary | Exception]]
 
 def build(paths: Sequence[Path]) -> MergedReport:
     """Read every run below `paths` whole and merge them. A run that can't be read is left out, and the report says so.
-
-    Raises AutorlError: there is nothing to report on.
-    """
+    Raises AutorlError: there is nothing to report on."""
 
     def read(chosen: ChosenRun) -> RunSummary | Exception:
         try:
@@ -113,9 +111,7 @@ def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
 
 def keep_heads(experiment: ExperimentDir) -> list[str]:
     """Write the heads of all chains to heads.json and, in a Slurm job, to the job's comment; return lines for the log.
-
-    Raises OSError: heads.json can't be written.
-    """
+    Raises OSError: heads.json can't be written."""
     from autorl_hpc.cluster import slurm
     from autorl_hpc.files.ledger import heads_of, in_words, run_head, write_heads
 
@@ -181,14 +177,9 @@ class Refreshed:
 
 
 def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = Options()) -> Refreshed:
-    """Bring the report on all runs below `paths` up to date.
-
-    Args:
-        out: the report's folder; default: `FoundRuns.out`.
-
-    Raises:
-        AutorlError: there is nothing to report on, the folder can't be written, or a side of the comparison does not exist.
-    """
+    """Bring the report on all runs below `paths` up to date. `out`: the report's folder; default: `FoundRuns.out`.
+    Raises AutorlError: there is nothing to report on, the folder can't be written, or a side of the comparison does not
+    exist."""
     found = find_runs(paths)
     if out is not None:
         _make_given(out)
@@ -314,12 +305,9 @@ _held: list[Work] = []  # in a worker process: the work function
 
 
 def in_processes(work: Work, pieces: int, workers: int | None = None) -> Iterator[Any]:
-    """Yield `work(0)`, ..., `work(pieces - 1)` in this order, computed on up to `MAX_WORKERS` cores.
-
-    Args:
-        work: runs in a forked copy of this process, so its changes to memory are lost.
-        workers: number of processes; default: by the cores; 0: none besides this one.
-    """
+    """Yield `work(0)`, ..., `work(pieces - 1)` in this order, computed on up to `MAX_WORKERS` cores. `work`: runs in a
+    forked copy of this process, so its changes to memory are lost. `workers`: number of processes; default: by the
+    cores; 0: none besides this one."""
     done = min(1, pieces)
     yield from map(work, range(done))  # before the fork: workers inherit its imports and templates
     if workers is None:
@@ -362,17 +350,10 @@ def watch_report(
     say: Say,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Refresh until every run is over or until ctrl-C; then write a last page that does not reload, and return.
-
-    If the tree can't be read for a while, this says so and tries again.
-
-    Args:
-        say: is called with one line per refresh.
-        pause: waits this many seconds.
-
-    Raises:
-        AutorlError: the first refresh found nothing to report on, or could not write the report.
-    """
+    """Refresh until every run is over or until ctrl-C; then write a last page that does not reload, and return. If the
+    tree can't be read for a while, this says so and tries again. `say`: is called with one line per refresh. `pause`:
+    waits this many seconds. Raises AutorlError: the first refresh found nothing to report on, or could not write the
+    report."""
     going_on = replace(options, reload_s=every_s)
     try:
         done = refresh(paths, out, going_on)

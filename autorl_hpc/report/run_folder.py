@@ -66,10 +66,8 @@ def genesis_of(run: RunDir) -> str:
 
 
 def read_chain(run: RunDir) -> ReadableLedger:
-    """Read a ledger, damaged or not.
-
-    Raises AutorlError: run.json can't be read; or a newer autorl-hpc wrote the ledger, which is not damage.
-    """
+    """Read a ledger, damaged or not. Raises AutorlError: run.json can't be read; or a newer autorl-hpc wrote the
+    ledger, which is not damage."""
     ledger, genesis, damage = Ledger(run), genesis_of(run), None
     try:
         if not ledger.read() and (left := left_of_a_run(run)) is not None:
@@ -201,10 +199,8 @@ class Items:
 
 
 def read_items(path: Path, evaluation: Evaluation) -> Items:
-    """Return the items behind a score.
-
-    Raises Unusable: the file is absent, altered (its sha256 is not the recorded one), or doesn't add up to the score.
-    """
+    """Return the items behind a score. Raises Unusable: the file is absent, altered (its sha256 is not the recorded
+    one), or doesn't add up to the score."""
     if evaluation.items_sha256 is None:
         raise Unusable("the score names no items file")
     items = _parse(path, evaluation.items_sha256)

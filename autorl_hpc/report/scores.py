@@ -151,14 +151,10 @@ def baseline_summary(baseline: Baseline, items: Items | None = None) -> Baseline
 
 
 def noise_of_queries(view: RunView, intervals: Mapping[int, ScoreInterval] | None = None) -> Noise | None:
-    """Return the expected maximum of noise over the distinct checkpoints with a score; None if there is none.
-
-    The standard error is the largest among the scores, taken from intervals, so that it is not 0 at 0 or 100 points. Both make
-    the bound larger.
-
-    Args:
-        intervals: by submission, for scores with items; for others each cluster counts as one item.
-    """
+    """Return the expected maximum of noise over the distinct checkpoints with a score; None if there is none. The
+    standard error is the largest among the scores, taken from intervals, so that it is not 0 at 0 or 100 points. Both
+    make the bound larger. `intervals`: by submission, for scores with items; for others each cluster counts as one
+    item."""
     errors = []
     for number, score in view.scores.items():
         evaluation = score.evaluation
@@ -188,10 +184,8 @@ def visible_gain(base: Evaluation, items: Items | None = None) -> float | None:
 
 
 def points_of(view: RunView, intervals: Mapping[int, ScoreInterval]) -> tuple[Point, ...]:
-    """Return every submission in order, with its score if it has one.
-
-    `intervals`: by the submission that a score was measured for, for scores with items.
-    """
+    """Return every submission in order, with its score if it has one. `intervals`: by the submission that a score was
+    measured for, for scores with items."""
     hidden = hidden_of(view.contaminations)
     looks = {look.submission_id: look for look in reversed(view.contaminations)}  # the first of several
     points = []
@@ -252,10 +246,8 @@ def _status(submission: Submission, evaluation: Evaluation | None) -> Submission
 
 @dataclass(frozen=True)
 class PairedItems:
-    """Base model and checkpoint on the same items, in the same order.
-
-    Raises Unusable: they are not the same items, or not in the same clusters.
-    """
+    """Base model and checkpoint on the same items, in the same order. Raises Unusable: they are not the same items, or
+    not in the same clusters."""
 
     base: Items
     new: Items
@@ -341,11 +333,10 @@ class GradedResult(NamedTuple):
 
 
 def paired_graded(base: Sequence[float], new: Sequence[float]) -> GradedResult:
-    """Return the mean paired difference with its BCa bootstrap interval and a sign-flip p value, both seeded.
-
-    Items that all changed alike have Tango's interval of as many won or lost in part, since resamples know no spread there; where
-    fewer than ten differ from the others the interval is at least as wide. ValueError unless both hold the same two or more items.
-    """
+    """Return the mean paired difference with its BCa bootstrap interval and a sign-flip p value, both seeded. Items
+    that all changed alike have Tango's interval of as many won or lost in part, since resamples know no spread there;
+    where fewer than ten differ from the others the interval is at least as wide. ValueError unless both hold the same
+    two or more items."""
     if len(base) != len(new) or len(base) < 2:
         raise ValueError(f"{len(base)} and {len(new)} outcomes are not the same two or more items")
     differences = sorted(float(now) - float(old) for old, now in zip(base, new, strict=True))
@@ -382,10 +373,8 @@ def is_fitted(*items: Items) -> bool:
 
 
 def judged_pairs(base: Items, new: Items) -> Judged:
-    """Return the pairs of both, without items on which the judge's word can't be read for either.
-
-    Raises Unusable: the facts are not those of judged pairs.
-    """
+    """Return the pairs of both, without items on which the judge's word can't be read for either. Raises Unusable: the
+    facts are not those of judged pairs."""
     kept = [
         (before, after) for before, after in zip(base.facts, new.facts, strict=True) if "y" in before and "y" in after
     ]
@@ -413,10 +402,8 @@ def optimism_gap(feedback: Judged, report: Judged) -> tuple[float, float]:
 
 
 def on_all_items(feedback: Items, report: Items) -> str | None:
-    """Return a note with the length-controlled win rate on both splits together; None for other tasks.
-
-    At the penalty of the report split's fit, so that no cross validation is needed.
-    """
+    """Return a note with the length-controlled win rate on both splits together; None for other tasks. At the penalty
+    of the report split's fit, so that no cross validation is needed."""
     if not is_fitted(feedback, report):
         return None
     import numpy as np
@@ -430,12 +417,10 @@ def on_all_items(feedback: Items, report: Items) -> str | None:
 
 
 def paired(base: Sequence[JudgedPair], new: Sequence[JudgedPair], c_base: float, c_new: float) -> GradedResult:
-    """Compare two length-controlled win rates on the same items: difference, BCa interval, permutation test.
-
-    Items are resampled, both models' with the same draw, and both are refitted at their own fixed penalty. Test: of each item both
-    models' pairs are exchanged or not, and both sides are fitted at the base model's penalty.
-    ValueError unless both hold the same two or more items.
-    """
+    """Compare two length-controlled win rates on the same items: difference, BCa interval, permutation test. Items are
+    resampled, both models' with the same draw, and both are refitted at their own fixed penalty. Test: of each item
+    both models' pairs are exchanged or not, and both sides are fitted at the base model's penalty. ValueError unless
+    both hold the same two or more items."""
     import numpy as np
 
     n = len(base)

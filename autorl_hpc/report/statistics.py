@@ -84,12 +84,8 @@ def bca(
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], n: int, resamples: int = RESAMPLES
 ) -> list[Interval]:
     """Return BCa intervals (B. Efron, JASA 82:171-185, 1987) of statistics of n things drawn with replacement.
-
-    Percentiles are expanded, and stand alone where BCa has no value because the statistic hardly varies.
-
-    Args:
-        statistic: from how often each thing was drawn, of shape (draws, n), to the values, of shape (statistics, draws).
-    """
+    Percentiles are expanded, and stand alone where BCa has no value because the statistic hardly varies. `statistic`:
+    from how often each thing was drawn, of shape (draws, n), to the values, of shape (statistics, draws)."""
     import numpy as np
     from scipy.stats import DegenerateDataWarning, bootstrap
 
@@ -265,9 +261,7 @@ def totals(values: Sequence[float], clusters: Sequence[str]) -> ClusterTotals:
 
 def clustered_intervals(several: Sequence[Sequence[float]], clusters: Sequence[str]) -> list[ClusteredMean]:
     """Return the intervals of several scores on the same clustered items: BCa bootstrap over clusters, drawn once.
-
-    Where resamples say nothing (all clusters of one mean, or fewer than five): `wilson_of_clusters`.
-    """
+    Where resamples say nothing (all clusters of one mean, or fewer than five): `wilson_of_clusters`."""
     every = [totals(outcomes, clusters) for outcomes in several]
     drawn = [found for found in every if not _says_nothing(found)]
     intervals = iter(bca_of_means([found.sums for found in drawn], drawn[0].sizes) if drawn else ())
@@ -361,10 +355,8 @@ def effective_number(found: ClusterTotals) -> float:
 
 def variance_of_mean(values: Sequence[float], clusters: Sequence[str]) -> float:
     """Return the variance of a mean over items in G clusters: G / (G - 1) sum((sums - mean * sizes)^2) / items^2.
-
-    Source: the linearised variance of a ratio (W. G. Cochran, Sampling Techniques, 1977, 6.3, 9A.2), without a finite population.
-    With one item a cluster it is the sample variance over n. ValueError for fewer than two clusters.
-    """
+    Source: the linearised variance of a ratio (W. G. Cochran, Sampling Techniques, 1977, 6.3, 9A.2), without a finite
+    population. With one item a cluster it is the sample variance over n. ValueError for fewer than two clusters."""
     found = totals(values, clusters)
     n = len(found.sums)
     if n < 2:
@@ -484,10 +476,9 @@ TEST_FROM_RUNS = 3  # as many as the t interval needs: two runs have a range and
 
 
 class CellTest(NamedTuple):
-    """Whether a cell's mean improvement differs from 0, by t test and by sign flips; all None below three runs.
-
-    The t test's p value is the sign-flip test's where all runs are equal. `p_sign_flip_least`: the least that so many runs can give.
-    """
+    """Whether a cell's mean improvement differs from 0, by t test and by sign flips; all None below three runs. The t
+    test's p value is the sign-flip test's where all runs are equal. `p_sign_flip_least`: the least that so many runs
+    can give."""
 
     p_value: float | None
     p_sign_flip: float | None
@@ -495,10 +486,8 @@ class CellTest(NamedTuple):
 
 
 def bootstrap_mean(values: Sequence[float]) -> Interval | None:
-    """Return the bootstrap interval of a mean over runs (expanded percentiles, 10,000 resamples, seeded).
-
-    None below five runs, or if all are equal. The order of the values does not matter.
-    """
+    """Return the bootstrap interval of a mean over runs (expanded percentiles, 10,000 resamples, seeded). None below
+    five runs, or if all are equal. The order of the values does not matter."""
     n = len(values)
     if n < BOOTSTRAP_FROM_RUNS or max(values) - min(values) <= TIE:
         return None
@@ -631,17 +620,13 @@ def over_tasks(
     b: Mapping[str, Sequence[float]],
     task_of: Mapping[str, str] | None = None,
 ) -> TasksCompared | None:
-    """Compare two agents' improvements by task; None if on no task both sides have two runs.
-
-    Interval: runs are drawn with replacement within each task and side (R. Agarwal et al., NeurIPS 2021), deviations of means
-    times sqrt(n / (n - 1)) (J. N. K. Rao and C. F. J. Wu, JASA 83:231-241, 1988), percentiles at the tails of Student's t with
-    Satterthwaite's degrees of freedom. Test: `welch_p`, and `permuted_p` beside it. Where on some task all runs of one side beat all of the other, the interval of the
-    probability is at least Wilson's for as many independent pairs of runs.
-
-    Args:
-        a, b: of each task, or of each part of one, the improvements of the counted runs, in any order.
-        task_of: the task of each part (a mode, say), where a task has several. A task's difference is the mean of its parts'.
-    """
+    """Compare two agents' improvements by task; None if on no task both sides have two runs. Interval: runs are drawn
+    with replacement within each task and side (R. Agarwal et al., NeurIPS 2021), deviations of means times sqrt(n / (n
+    - 1)) (J. N. K. Rao and C. F. J. Wu, JASA 83:231-241, 1988), percentiles at the tails of Student's t with
+    Satterthwaite's degrees of freedom. Test: `welch_p`, and `permuted_p` beside it. Where on some task all runs of one
+    side beat all of the other, the interval of the probability is at least Wilson's for as many independent pairs of
+    runs. `a, b`: of each task, or of each part of one, the improvements of the counted runs, in any order. `task_of`:
+    the task of each part (a mode, say), where a task has several. A task's difference is the mean of its parts'."""
     met = tasks_met(a, b)
     if not met:
         return None

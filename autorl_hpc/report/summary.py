@@ -207,12 +207,7 @@ class Board(Strict):
 
 # --- a task's further figures (rewards, win rates, precision, recall) of base model and selected checkpoint; no statistics
 
-COLUMNS: Final = (
-    "base_feedback",
-    "feedback",
-    "base_report",
-    "report",
-)  # fields of `Figures`, in the order of the tables
+COLUMNS: Final = ("base_feedback", "feedback", "base_report", "report")  # of `Figures`, in the order of the tables
 
 
 class Figures(Strict):

@@ -36,10 +36,7 @@ WIDE = 110  # width below which mode, base, best feedback and its luck, gap, sub
 
 
 def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
-    """Print the runs, the means over runs, what was left out, and the report's path.
-
-    `where`: the path of index.html.
-    """
+    """Print the runs, the means over runs, what was left out, and the report's path. `where`: the path of index.html."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -250,10 +247,8 @@ def logs_of(run: RunDir, of: LogOf) -> list[Path]:
 
 
 def print_logs(run: RunDir, of: LogOf, follow: bool, say: Callable[[str], None]) -> None:
-    """Print the logs of a run, one after the other; with `follow`, what is added until the run is over.
-
-    Raises AutorlError: there is no such run, or no such log of it.
-    """
+    """Print the logs of a run, one after the other; with `follow`, what is added until the run is over. Raises
+    AutorlError: there is no such run, or no such log of it."""
     if not run.record.is_file():
         raise nothing_in(run.path)
     experiment = ExperimentDir(run.path.parent)

@@ -88,10 +88,8 @@ class _Chosen(NamedTuple):
 
 
 def compare(merged: MergedReport, a: str, b: str) -> Versus:
-    """Compare side A with side B.
-
-    Raises AutorlError: a side is not in the report or is more than one agent, or the sides share runs.
-    """
+    """Compare side A with side B. Raises AutorlError: a side is not in the report or is more than one agent, or the
+    sides share runs."""
     left, right = _choose(merged, a), _choose(merged, b)
     if left.places & right.places:
         raise AutorlError("the two sides share runs", where=f"--compare {a} {b}", next_step=_known(merged))
