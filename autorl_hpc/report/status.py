@@ -349,7 +349,7 @@ class Screen:
         facts = sorted(self.facts, key=lambda one: bool(one["over"])) if self.fit else self.facts
         for place, one in enumerate(facts):
             if "sentence" in one:
-                yield from _of_run(one)
+                yield from _of_run(one, not self.fit)
                 continue
             head = _head_lines(one)
             if self.fit:
@@ -392,13 +392,13 @@ def _head_lines(facts: Facts) -> list[Any]:
     return [*lines, *(Text(line, style="yellow") for line in yellow)]
 
 
-def _of_run(facts: Facts) -> Iterator[Any]:
-    """Yield what is known of one run."""
+def _of_run(facts: Facts, whole: bool) -> Iterator[Any]:
+    """Yield what is known of one run; `whole`: its name is on one line, which the terminal wraps, so that it can be copied."""
     from rich.padding import Padding
     from rich.text import Text
 
     state, left = facts["state"], _time(facts)
-    yield Text(facts["run_id"], style="bold", overflow="fold")
+    yield Text(facts["run_id"], style="bold", no_wrap=whole, overflow="ignore" if whole else "fold")
     yield Text(facts["sentence"])
     parts = [f"attempt {facts['attempt']}" if facts.get("attempt") else "", f"{left} left" if left else ""]
     parts += [

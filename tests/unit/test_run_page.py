@@ -246,9 +246,10 @@ def test_one_sentence_tells_the_outcome(tree: Tree, how: str, told: str) -> None
     [("crash", "ModuleNotFoundError: No module named 'trl'"), ("crash, no log", "KeyError: 'question'")],
 )
 def test_status_and_report_tell_how_a_run_without_a_submission_ended(
-    how: str, error: str, tree: Tree, capsys: Capture
+    how: str, error: str, tree: Tree, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With names that a narrow terminal does not cut, and of one run its submissions; catches `agent: no submission` alone."""
+    monkeypatch.setenv("COLUMNS", "30")  # shorter than the run's name
     run = ended(tree, how)
     error = f"exited with code 1 after 14 s: {error}"
     for facts in (status.collect([tree.path]), status.collect([run.dir.path])):

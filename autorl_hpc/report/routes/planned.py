@@ -40,8 +40,7 @@ _OPEN = ast.If | ast.IfExp | ast.Match | ast.ExceptHandler | ast.Lambda | ast.Di
 
 @dataclass(frozen=True)
 class Training:
-    """One training in the code. `route` None: it trains no policy; `samples`: its program asks a model for text; `loss`: what the
-    loss alone says, if `route` also rests on where the rows come from."""
+    """One training in the code. `route` None: of no policy; `loss`: what the loss alone says, if `route` is by the rows, too."""
 
     route: Route | None
     why: str
@@ -168,7 +167,7 @@ class Parsed:
 parsed = lru_cache(maxsize=64)(Parsed)
 
 
-class Program:
+class LiveCode:
     """What may run of a script and of the files that it imports: functions that nothing live names are left out."""
 
     def __init__(self, path: str, files: Mapping[str, Parsed], sure: bool = True) -> None:
@@ -212,8 +211,6 @@ class Program:
                     found += [(p.file, p.node) for p in inside if isinstance(p.node, _FUNCTION)]
         return [node for _, node in found]
 
-
-# --- words of own loops
 
 _REWARD = r"\w*(?:reward|advantage|adv\b|returns|score|baseline)\w*"
 _SIGNALS = {
@@ -267,7 +264,7 @@ def route_of_loss(nodes: Sequence[ast.AST]) -> tuple[Route, str]:
     return Route.UNKNOWN, "nothing that is known"
 
 
-def _trainer(program: Program, call: CodePart) -> Training | None:
+def _trainer(program: LiveCode, call: CodePart) -> Training | None:
     names, losses, name = list[str](), list[ast.stmt](), call.file.full(call.node.func)
     for _ in range(6):  # up the bases of the agent's own classes
         last = name.rsplit(".", 1)[-1]
@@ -295,7 +292,7 @@ def _trainer(program: Program, call: CodePart) -> Training | None:
     return Training(route, why, call.file.path, call.node.lineno, call.sure)
 
 
-def trainings(program: Program, programs: Sequence[Program]) -> Iterator[Training]:
+def trainings(program: LiveCode, programs: Sequence[LiveCode]) -> Iterator[Training]:
     """Yield the trainers that are run, and own loops."""
     if not program.files[program.path].parts:
         yield Training(Route.UNKNOWN, "not read: too long, or no Python 3", program.path)
@@ -315,8 +312,7 @@ def trainings(program: Program, programs: Sequence[Program]) -> Iterator[Trainin
     yield from (_by_samples(each, call, program, programs) for call, each in found)
 
 
-def _by_samples(made: Training, call: CodePart, program: Program, programs: Sequence[Program]) -> Training:
-    """Refine supervised training whose rows come from a model's samples: in its program, or by a file of one beside it."""
+def _by_samples(made: Training, call: CodePart, program: LiveCode, programs: Sequence[LiveCode]) -> Training:
     if made.route is not Route.SFT or not any(each.samples for each in programs):
         return made
     rows = [k.value for k in call.node.keywords if k.arg == "train_dataset"]
@@ -344,13 +340,15 @@ def _file_names(nodes: Sequence[ast.AST]) -> set[str]:
     return {name for name in found if not re.search(r"^(train|test)\.|meta|config|index|state|score", name)}
 
 
-def _settings_in(program: Program) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, value, place) of the key settings that live code gives to trainers, optimizers and samplers as literals."""
+def _settings_in(program: LiveCode) -> Iterator[tuple[str, str, str]]:
     for part in program.parts:
         last = _last(part.node.func) if isinstance(part.node, ast.Call) else ""
         if last in known.SETTERS or last.endswith(("Trainer", "Config", "Arguments")):
             given = part.file.given(part.node)
             yield from ((name, str(value), f"{part.file.path}:{line}") for name, (value, line) in given.items())
+        elif isinstance(part.node, ast.Assign) and isinstance(part.node.value, ast.Constant):
+            where, value = f"{part.file.path}:{part.node.lineno}", str(part.node.value.value)
+            yield from ((_last(target), value, where) for target in part.node.targets)
 
 
 def planned(files: Mapping[str, str | bytes], entry_points: Sequence[str] = ()) -> Planned:
@@ -364,7 +362,7 @@ def planned(files: Mapping[str, str | bytes], entry_points: Sequence[str] = ()) 
 def _planned(files: tuple[tuple[str, str], ...], lines: tuple[str, ...]) -> Planned:
     done = follow(dict(files), lines)
     read = {path: parsed(path, text) for path, text in done.files.items() if path.endswith(PYTHON)}
-    programs = [Program(path, read, sure) for path, sure in done.scripts.items()]
+    programs = [LiveCode(path, read, sure) for path, sure in done.scripts.items()]
     found = [made for program in programs for made in trainings(program, programs)]
     found += [Training(each.route, each.why, each.where, each.line, each.sure) for each in done.asked]
     opaque = [
@@ -373,20 +371,24 @@ def _planned(files: tuple[tuple[str, str], ...], lines: tuple[str, ...]) -> Plan
         if _OPAQUE.match(_last(part.node)) and not _MODEL.search(_last(getattr(part.node, "value", part.node)))
     ]
     policies = [made for made in found if made.route is not None]
-    trained = [made for made in policies if made.route is not Route.AVERAGING and made.why != NOT_THERE]
-    chosen = trained or policies or opaque
+    chosen = [m for m in policies if m.route is not Route.AVERAGING and m.why != NOT_THERE] or policies or opaque
     route, confidence, alternatives = _decided(chosen, done.ordered, bool(found or programs))
     told = [*done.settings, *(each for program in programs for each in _settings_in(program))]
     keys = {(known.key_of(name), where, name, value) for name, value, where in told if value}
     shown = sorted((key for key in keys if key[0] is not None), key=str)[:MAX_SETTINGS]
     settings = tuple(Setting(name=name, value=value, where=where) for _, where, name, value in shown)
     scripts = tuple(dict.fromkeys([*done.used, *(at for each in programs for at in each.files)]))
-    why = [EvidenceLine(where=clean(f"{m.path}:{m.line}", 200) or "", says=m.why) for m in (chosen or found)[:6]]
+    why = [_evidence(made, done.files.get(made.path, "")) for made in (chosen or found)[:6]]
     return Planned(route, tuple(why), round(confidence, 2), alternatives, scripts, tuple(found), settings)
 
 
+def _evidence(made: Training, text: str) -> EvidenceLine:
+    said = "".join(text.split("\n", made.line)[made.line - 1 : made.line]).strip()[:160] if made.line else ""
+    where = clean(f"{made.path}:{made.line}" if made.line else made.path, 200) or ""
+    return EvidenceLine(where=where, says=clean(f"{said} [{made.why}]".strip(), 240) or "")
+
+
 def _decided(found: Sequence[Training], ordered: bool, some: bool) -> tuple[Route, float, tuple[Route, ...]]:
-    """Return the route, the confidence, and alternatives."""
     if not found:
         return (Route.NONE, 0.6, ()) if some else (Route.UNKNOWN, 0.0, ())
     routes = list(dict.fromkeys(made.route for made in found if made.route))
