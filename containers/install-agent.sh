@@ -22,4 +22,4 @@ if [[ " ${WITHOUT:-} " != *" openhands "* ]] && python3 -c 'import sys; sys.exit
   python3 -m venv /opt/openhands && /opt/openhands/bin/pip install --no-cache-dir -q openhands==1.16.0
   ln -s /opt/openhands/bin/openhands /opt/agents/bin/openhands
 fi
-rm -rf /var/lib/apt/lists/* /root/.npm
+rm -rf /var/lib/apt/lists/* ~/.npm

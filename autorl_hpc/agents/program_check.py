@@ -43,8 +43,9 @@ MOST_LINKS = 40
 SETS_PATH = re.compile(
     r"\b(PATH|PYTHONPATH|LD_LIBRARY_PATH|MODULEPATH|AUTORL_VLLM)="
     r"|^\s*(source|\.)\s|\b(module|ml|conda|mamba|micromamba|spack)\b"
+    r"|^\s*export(\s+[A-Z][A-Z0-9_]*=[\w.,:/^-]*)+\s*$"
 )
-"""Lines of a profile's `setup` that may change which programs are found. Others may copy or start things; only jobs run them."""
+"""Lines of a profile's `setup` that may change which programs are found, and plain exports. Others may copy or start things; only jobs run them."""
 
 
 @dataclass(frozen=True)

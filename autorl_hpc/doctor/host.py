@@ -51,6 +51,7 @@ from autorl_hpc.doctor.finding import (
     warning,
 )
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.redact import site_variables
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.sandbox.levels import LEVELS, Level
 from autorl_hpc.sandbox.prove import probe
@@ -270,11 +271,24 @@ def _trial_plan(folder: Path) -> SandboxPlan:
 def check_agents(profile: ClusterProfile | None, root: Path) -> list[Finding]:
     where: list[Where] = []
 
-    def path_of_jobs() -> Finding:
+    def path_of_jobs() -> list[Finding]:
         where.append(where_agents_run(profile))
         if where[0].doubt:
-            return warning("PATH of jobs", where[0].doubt, "agents are looked for on this host's PATH", "correct them")
-        return ok("PATH of jobs", where[0].path)
+            return [
+                warning("PATH of jobs", where[0].doubt, "agents are looked for on this host's PATH", "correct them")
+            ]
+        found = [ok("PATH of jobs", where[0].path)]
+        names = () if profile is None else profile.agent_variables
+        given = sorted(site_variables(names, where[0].environ).items())
+        if given:
+            found.append(ok("variables of jobs", ", ".join(f"{name}={value}" for name, value in given)))
+        if missing := ", ".join(name for name in names if not site_variables([name], dict(given))):
+            why, advice = (
+                "agents don't get what the profile's `agent_variables` names",
+                "set it in `setup`, unless nodes do",
+            )
+            found.append(note("variables of jobs", f"not set: {missing}", why, advice))
+        return found
 
     found = examine("Agents", [Check("PATH of jobs", path_of_jobs, SETUP_LIMIT_S + 5)])
     limit_s = 2 * PROGRAM_LIMIT_S + 5

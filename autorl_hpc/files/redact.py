@@ -3,6 +3,7 @@ services' keys, no others. Every pattern and the scan take time linear in the te
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -219,6 +220,13 @@ SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNO
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables whose names do not look like a secret's."""
     return {name: value for name, value in environ.items() if not SECRET.search(name)}
+
+
+def site_variables(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a cluster's profile names for agents, by name or as `NCCL_*`, without what looks like a secret."""
+    return {
+        n: value for n, value in without_secrets(environ).items() if any(fnmatch.fnmatchcase(n, p) for p in patterns)
+    }
 
 
 # --- command lines for records: secrets masked, control characters escaped, cut to a maximum length

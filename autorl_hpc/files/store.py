@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic, reading
-from autorl_hpc.files.checkpoint import INDEX_NAME, file_sha256, walk_files
+from autorl_hpc.files.checkpoint import INDEX_NAME, file_sha256, in_threads, walk_files
 from autorl_hpc.files.faults import again, is_cluster_error
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.queue import claimed_entries
@@ -57,7 +57,8 @@ def _verify(folder: Path, manifest: StoreManifest, name: str, there: Iterable[st
     known = {file.path for file in manifest.files}
     for extra in sorted(set(there) - known - {MANIFEST_NAME}):
         raise changed_since(f"{extra} is not a file of {name}", folder / extra, advice)
-    for file in manifest.files:
+
+    def check(file: StoreFile) -> None:
         path, what = folder / file.path, f"{file.path} of {name}"
         try:
             size = again(path.stat).st_size
@@ -70,6 +71,8 @@ def _verify(folder: Path, manifest: StoreManifest, name: str, there: Iterable[st
         digest = file_sha256(path)
         if digest != file.sha256:
             raise changed_since(f"{what} has sha256 {digest[:12]}..., staged was {file.sha256[:12]}...", path, advice)
+
+    in_threads(check, manifest.files)
 
 
 def _all_names(folder: Path) -> Iterator[str]:

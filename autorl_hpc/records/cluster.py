@@ -108,6 +108,10 @@ class ClusterProfile(Record, Wording):
     setup: Lines = Field((), description="Lines of bash before the payload, after the modules.")
     python: Line | None = Field(None, description="Of jobs, with $VARS of the job; default: the launching one.")
     vllm: Line | None = Field(None, description="`vllm` of driver jobs; default: beside the Python, or on PATH.")
+    agent_variables: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*\*?$")], ...] = Field(
+        (),
+        description="Variables of jobs that agents get too, by name or by beginning: NCCL_*. Graders' engines have all of them.",
+    )
     container: Container | None = None
     scratch: Line | None = Field(None, description="Folder of the workspaces, with $VARS of the login node.")
     limits: Limits = Limits()

@@ -439,7 +439,9 @@ class Supervisor:
             bridge.start()
             # Marked per attempt: an older supervisor that cleans up must not end the newer one's agent.
             mark, readable = f"{self.seals.marks}{clock.attempt}.", self.spec.sandbox.readable
-            env = laying.agent_environment(record, file, path, bridge.url, mark, clock.attempt, venv, readable)
+            profile = self.experiment_record.cluster
+            site = () if profile is None else profile.agent_variables
+            env = laying.agent_environment(record, file, path, bridge.url, mark, clock.attempt, venv, readable, site)
             env.update(ways)
             own = take_own(env, file.env)
             if "PYTHONPATH" in file.env:  # the definition's folders stand behind ours, and begin inside too

@@ -20,6 +20,7 @@ from autorl_hpc.agents import Agent, AgentFile
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import PACKAGE, Root, share
 from autorl_hpc.files.processes import ALLOWED, MARK_VARIABLE
+from autorl_hpc.files.redact import site_variables
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.safe_open import OWNERS, WRITE_FLAGS, Folder
 from autorl_hpc.files.store import IMAGE, MANIFEST_NAME, VENV, find_environment
@@ -310,12 +311,15 @@ def agent_environment(
     attempt: int,
     venv: Path | None,
     readable: Sequence[str],
+    site: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Return the variables of the agent's process; see docs/file-protocol.md. `agent`: its secrets are passed on too, and
+    """Return the variables of the agent's process; see docs/file-protocol.md. `site`: names that the cluster's profile passes on,
+    as `NCCL_*`; the agent's own go before them. `agent`: its secrets are passed on too, and
     its own variables are set; ours override them; `venv`: of the run's environment; its programs come first, and those of
     the suite's own environment are left out; `readable`: folders that the experiment names; their programs come last."""
     science = record.science
-    env = {**agent.env, **{name: os.environ[name] for name in (*ALLOWED, *agent.secrets) if name in os.environ}}
+    env = {**site_variables(site, os.environ), **agent.env}
+    env |= {name: os.environ[name] for name in (*ALLOWED, *agent.secrets) if name in os.environ}
     ours, path = str(Path(sys.executable).parent), env.get("PATH", os.defpath)
     if venv is None:
         env["PATH"] = os.pathsep.join([ours, path])

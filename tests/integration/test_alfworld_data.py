@@ -174,3 +174,30 @@ def test_the_prompt_is_the_references(root: Root, task: Task, official: Path) ->
             + "\nHere is the task.\nA room.\nYour task is to: x.\n> go to a 1\nOn the a 1.\n>"
         )
     assert dialogue.action(" go to a 1 ") == "go to a 1"
+
+
+@needs_textworld
+def test_games_side_by_side_are_as_alone(root: Root, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a planner for each environment, and where environments take turns with one."""
+    module = load(task.folder / "environment.py")
+    source = Source(task.folder / "environment.py", "Environment", root.task_vault("alfworld"), held_out=True)
+    goals = goals_of(root, task, "report")[:60:30]
+    actions = ["look", *(action for goal in goals for action in goal["walkthrough"])]
+
+    def played(environments: list[Environment]) -> list[list[Any]]:
+        told = [[env.reset(goal, 0)] for env, goal in zip(environments, goals, strict=True)]
+        for action in actions:
+            for lines, env in zip(told, environments, strict=True):
+                lines.append(env.step(action))
+        return told
+
+    alone: list[list[Any]] = []
+    for goal in goals:
+        env = source.environment()
+        alone.append([env.reset(goal, 0), *map(env.step, actions)])
+    assert any(step.reward for lines in alone for step in lines[1:])
+    for planners in (module.PLANNERS, 1):
+        monkeypatch.setattr(module, "PLANNERS", planners)
+        environments = [source.environment() for _ in goals]
+        assert (environments[0]._planner is environments[1]._planner) == (planners == 1)  # type: ignore[attr-defined]
+        assert played(environments) == alone

@@ -425,6 +425,10 @@ def test_agents_environment_is_the_documented_one_and_its_exit_code_is_its_fault
     monkeypatch.setenv("TZ", "UTC")
     script = "env -0 > $WORKSPACE/code/env; tr -d '\\n' < /proc/$PPID/environ > $WORKSPACE/code/keeper; exit 7\n"
     run_id = one(cluster, "#!/usr/bin/env bash\n" + script)
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0")
+    profile = {"name": "site", "scheduler": "local", "agent_variables": ["NCCL_*", "SECRET_TOKEN", "GLOO_*"]}
+    resolved = cluster.experiment.resolved
+    resolved.write_text(json.dumps({**json.loads(resolved.read_text()), "cluster": profile}))
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed = cluster.view(run_id).sealed
     assert sealed is not None
@@ -433,7 +437,7 @@ def test_agents_environment_is_the_documented_one_and_its_exit_code_is_its_fault
     env = dict(part.split("=", 1) for part in (code / "env").read_text().split("\0") if part)
     by_bash = {"_", "PWD", "OLDPWD", "SHLVL"}
     outer = {name for name in ALLOWED if name in os.environ}
-    assert set(env) - by_bash == DOCUMENTED | outer
+    assert set(env) - by_bash == DOCUMENTED | outer | {"NCCL_IB_HCA"}
     for text in ((code / "env").read_text(), (code / "keeper").read_text()):
         assert not re.search("s3cret", text)
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-5e1,MIG-7"

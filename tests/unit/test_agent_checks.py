@@ -9,6 +9,8 @@ import pytest
 
 from autorl_hpc.agents import Agent, AgentFile
 from autorl_hpc.agents.program_check import Looked, look, where_agents_run
+from autorl_hpc.doctor import host
+from autorl_hpc.records.cluster import ClusterProfile
 
 
 def program(path: Path, body: str = "echo 'prog 1.2.3 (of tests)'", first: str = "#!/bin/sh") -> Path:
@@ -31,6 +33,22 @@ def agent(tmp: Path, check: str | None = None, **fields: object) -> Agent:
 def seen(tmp: Path, made: Agent, *readable: str, path: str | None = None, **kind: object) -> Looked:
     environ = {**os.environ, "PATH": f"{tmp}/p/bin:/usr/bin:/bin" if path is None else path}
     return look(made, where_agents_run(None, readable, environ=environ, **kind), environ)[-1]  # type: ignore[arg-type]
+
+
+def test_doctor_shows_which_variables_of_jobs_agents_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "agent_names", tuple)
+    names = ["NCCL_*", "GLOO_SOCKET_IFNAME", "SITE_TOKEN"]
+    setup = [
+        "export NCCL_IB_HCA=mlx5_0:1 NCCL_DEBUG=WARN",
+        "export SITE_TOKEN=s3cret",
+        "export GLOO_SOCKET_IFNAME=$(hostname)",
+    ]
+    profile = ClusterProfile.model_validate({"name": "site", "agent_variables": names, "setup": setup})
+    shown = [found for found in host.check_agents(profile, tmp_path) if found.check == "variables of jobs"]
+    assert [found.value for found in shown] == [
+        "NCCL_DEBUG=WARN, NCCL_IB_HCA=mlx5_0:1",
+        "not set: GLOO_SOCKET_IFNAME, SITE_TOKEN",
+    ]
 
 
 def test_a_version_that_is_known_to_work(tmp_path: Path) -> None:

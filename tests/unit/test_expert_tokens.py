@@ -170,14 +170,19 @@ def test_a_step_weighs_long_and_short_episodes_alike_and_leaves_equal_groups_out
     assert (told["groups"], told["mixed_groups"], told["reward"]) == (3, 0.333, 0.6667)
 
 
-def test_games_that_failed_before_are_half_of_those_that_are_drawn(piece: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_games_that_failed_before_are_drawn_again_but_few_of_few(piece: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "autorl_rollouts.pool", pool)  # as a workspace has it
     run = object.__new__(piece("train_online").Run)
     run.sizes, run.goals, run.iteration = {"games": 8}, [{}] * 40, 3
-    run.known = {n: 1.0 if n < 6 else 0.25 for n in range(12)}
+    run.known = {n: 1.0 if n < 4 else 0.25 if n < 8 else 0.0 for n in range(24)}
     numbers = run.drawn(0, 20)
     assert len(numbers) == len(set(numbers)) == 8 and numbers == run.drawn(0, 20) != run.drawn(1, 20)
-    assert all(6 <= n < 12 for n in numbers[:4]) and all(n >= 12 for n in numbers[4:])
+    assert all(4 <= n < 8 for n in numbers[:2]) and all(n >= 24 for n in numbers[2:]), (
+        "of twenty, two that were won sometimes"
+    )
+    run.known = {n: 1.0 if n < 4 else 0.25 if n < 8 else 0.0 for n in range(36)}
+    numbers = run.drawn(0, 20)
+    assert {4, 5, 6, 7} == {*numbers[:4]} and numbers[4:8] != sorted(numbers[4:8]), "few new ones are left: half"
     run.known = dict.fromkeys(range(40), 1.0)
     assert len(set(run.drawn(0, 3))) == 3  # all are always won: any of them
 

@@ -149,10 +149,8 @@ class VllmEngine:
         self.open_stream: _VllmStream | None = None
         self._streams = self._loads = 0
         self._closed = False
-        self.checked = (
-            0,
-            0,
-        )  # tensors of the last swap that were compared on the device with the data read, and all tensors
+        self.checked = (0, 0)
+        """Tensors of the last swap that were compared on the device with the data read, and all tensors."""
         tensors, self._tied = own_tensors(base)
         self._shapes = {tensor.name: list(tensor.shape) for tensor in tensors}
         self._spec = spec

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autorl_hpc.errors import Refused
-from autorl_hpc.files.checkpoint import TensorSpec, content_hash, read_header, weight_files
+from autorl_hpc.files.checkpoint import TensorSpec, content_hash, in_threads, tensors_of, weight_files
 from autorl_hpc.files.faults import again
 from autorl_hpc.rollouts.cores import CGROUPS, own_folders
 from autorl_hpc.rollouts.engine import WeightsChanged
@@ -53,7 +53,6 @@ def _number(name: str) -> int:
 READ_BYTES = 8 * 1024 * 1024
 """Bytes per read: large enough for shared file systems, and still in the processor's cache when hashed."""
 
-MAX_READERS = 8  # Reader threads. They share the hashing, which runs at 1 to 2 GB/s per core.
 MEMORY_SHARE = 8  # The default cache size is the usable memory divided by this
 
 TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -93,13 +92,10 @@ def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoi
     """Read a folder of safetensors files; WeightsChanged if the content hash is not the `wanted` one. `tied` tensors share
     another's storage: as in intake, a copy equal to another tensor is not hashed."""
     try:
-        names = weight_files(folder)
-        threads = -(-min(MAX_READERS, len(os.sched_getaffinity(0))) // max(1, len(names)))
-        with ThreadPoolExecutor(max(1, min(MAX_READERS, len(names))), thread_name_prefix="weights-file") as pool:
-            files = list(pool.map(lambda name: again(functools.partial(_read_file, folder / name, threads)), names))
+        specs = sorted(tensors_of(folder), key=lambda spec: (spec.file, spec.begin))
+        tensors = in_threads(lambda spec: again(functools.partial(_read_tensor, folder / spec.file, spec)), specs)
     except Refused as error:
         raise WeightsChanged(f"{folder} can't be read as it could when it was accepted: {error}") from error
-    tensors = [tensor for file in files for tensor in file]
     others = {tensor.sha256 for tensor in tensors if tensor.name not in tied}
     parts = [(t.name, t.dtype, t.shape, t.sha256) for t in tensors if t.name not in tied or t.sha256 not in others]
     if content_hash(parts) != wanted:
@@ -107,21 +103,16 @@ def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoi
     return Checkpoint(wanted, tuple(tensors), sum(len(tensor.data) for tensor in tensors))
 
 
-def _read_file(path: Path, threads: int) -> list[LoadedTensor]:
-    with open(path, "rb") as file, ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
-        specs = sorted(read_header(file.fileno(), path.name), key=lambda spec: spec.begin)
-        return list(pool.map(functools.partial(_read_tensor, file.fileno(), path), specs))
-
-
-def _read_tensor(fd: int, path: Path, spec: TensorSpec) -> LoadedTensor:
+def _read_tensor(path: Path, spec: TensorSpec) -> LoadedTensor:
     data = _memory(spec.end - spec.begin)
     view, digest, position = memoryview(data), hashlib.sha256(), 0
-    while position < len(data):
-        got = os.preadv(fd, [view[position : position + READ_BYTES]], spec.begin + position)
-        if got <= 0:
-            raise WeightsChanged(f"{path} is shorter than its header says")
-        digest.update(view[position : position + got])
-        position += got
+    with open(path, "rb") as file:
+        while position < len(data):
+            got = os.preadv(file.fileno(), [view[position : position + READ_BYTES]], spec.begin + position)
+            if got <= 0:
+                raise WeightsChanged(f"{path} is shorter than its header says")
+            digest.update(view[position : position + got])
+            position += got
     return LoadedTensor(spec.name, spec.dtype, spec.shape, data, digest.hexdigest())
 
 

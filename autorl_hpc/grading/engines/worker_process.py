@@ -273,28 +273,12 @@ HOME = Path(__file__).resolve().parents[3]  # The folder that this package is im
 
 PACKAGE = __name__.partition(".")[0]
 
-NOT_PASSED_ON = frozenset(
-    [
-        "VLLM_PORT",
-        "VLLM_DP_MASTER_PORT",
-        "MASTER_PORT",
-        "MASTER_ADDR",
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "NODE_RANK",
-        "VLLM_CONFIG_ROOT",
-        "VLLM_ALLOW_INSECURE_SERIALIZATION",
-        "VLLM_API_KEY",
-        "VLLM_LOGGING_CONFIG_PATH",
-        "VLLM_ENABLE_V1_MULTIPROCESSING",
-        "PYTHONSTARTUP",
-        "PYTHONINSPECT",
-    ]
-)
+_RANKS = """
+VLLM_PORT VLLM_DP_MASTER_PORT MASTER_PORT MASTER_ADDR RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK NODE_RANK
+VLLM_CONFIG_ROOT VLLM_ALLOW_INSECURE_SERIALIZATION VLLM_API_KEY VLLM_LOGGING_CONFIG_PATH VLLM_ENABLE_V1_MULTIPROCESSING
+PYTHONSTARTUP PYTHONINSPECT
+"""
+NOT_PASSED_ON = frozenset(_RANKS.split())
 """Ports and ranks of the grader's launcher, on which engines of one node would collide. Without them vLLM takes free ports."""
 
 FIXED = {

@@ -74,9 +74,8 @@ def main() -> None:
         of = samplers(meta["recipe"])
         scores = [score(folder, meta, workspace, of) for folder in folders]
         for folder, value in zip(folders, scores, strict=True):
-            print(
-                f"{folder}: {'not known' if value is None else round(value, 4)} on the validation part", file=sys.stderr
-            )
+            told = "not known" if value is None else round(value, 4)
+            print(f"{folder}: {told} on the validation part", file=sys.stderr)
         if None not in scores:  # of equal ones the later
             best = max(range(len(scores)), key=lambda place: (scores[place], place))
             folders.append(folders[best])

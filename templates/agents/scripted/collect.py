@@ -65,11 +65,7 @@ class _Live:
 
 
 class Play:
-    """Episodes of an expert, many at once, on a pool of environments.
-
-    Args:
-        words: makes the tokenizer, asked when the first game has begun: both take their time.
-    """
+    """Episodes of an expert, many at once, on a pool of environments; `words` makes the tokenizer, asked when the first game has begun."""
 
     def __init__(self, expert: Expert, pool: Pool, words: Callable[[], Words], recipe: Mapping[str, Any]) -> None:
         self._expert, self._pool, self._words = expert, pool, words

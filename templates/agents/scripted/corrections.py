@@ -24,9 +24,7 @@ def corrected(
 ) -> tuple[list[Tokens], int, int]:
     """An episode of the model's: its own sequence, in which the words that the expert would have said, too, are learned, and for some
     of the other turns the expert's words behind the same prompt. What was done otherwise is context, and not learned.
-
-    Returns:
-        Sequences of at most `most` tokens; the turns that the expert was asked at, and those in which it said something else.
+    Sequences of at most `most` tokens; the turns that the expert was asked at, and those in which it said something else.
     """
     turns = [(turn.action, turn.observation) for turn in episode.transcript.turns]
     spoken: list[Spoken] = []

@@ -104,12 +104,7 @@ class Expert:
         self._prior = prior
 
     def act(self, goal: Mapping[str, Any], first: str, turns: Sequence[tuple[str, str]]) -> str | None:
-        """The next action; None where the expert is at its wit's end.
-
-        Args:
-            first: the game's first text.
-            turns: actions with the observations that followed.
-        """
+        """The next action behind the game's first text and the turns, actions with what followed; None at its wit's end."""
         task = task_of(str(goal["question"]))
         if task is None:
             return None

@@ -35,11 +35,8 @@ WEIGHTS = (".safetensors", ".bin", ".gguf", ".index.json", ".py")
 
 
 def arguments(description: str, **extra: Mapping[str, Any]) -> argparse.Namespace:
-    """The command line of a trainer: where from, where to, which share of the time left it may use.
-
-    Args:
-        extra: further options by name, with their arguments for argparse.
-    """
+    """The command line of a trainer: where from, where to, which share of the time left it may use; and further
+    options by name, with their arguments for argparse."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", type=Path, required=True, help="folder of the model to start from")
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint to write")
@@ -147,8 +144,8 @@ def options(model: Any) -> dict[str, Any]:
         "use_cpu": not gpu,
         "bf16": gpu and not is_small(model) and torch.cuda.is_bf16_supported(),
         "dataloader_pin_memory": gpu,
-        "gradient_checkpointing": count(model)
-        > CHECKPOINTED_PARAMETERS,  # trl's default costs 2.4 times as long at 135M
+        # trl's default costs 2.4 times as long at 135M
+        "gradient_checkpointing": count(model) > CHECKPOINTED_PARAMETERS,
         "report_to": "none",
         "save_strategy": "no",  # by the clock instead; see `clock_callback`
         "save_total_limit": 1,
@@ -245,11 +242,8 @@ def save(accelerator: Any, model: Any, base: Path, out: Path, *, lora: bool = Fa
     """Writes the checkpoint: safetensors in the base's dtype, its config and its tokenizer files. All processes call it.
 
     Written beside and renamed: a folder with that name is whole. `Trainer.save_model` would add a pickle of its arguments,
-    which no checkpoint needs and graders refuse.
-
-    Args:
-        base: the folder that `model` was loaded from.
-        lora: `model` is peft's; its adapters are merged into `base`'s weights.
+    which no checkpoint needs and graders refuse. `model` was loaded from the folder `base`; with `lora` it is peft's, whose adapters are
+    merged into the base's weights.
     """
     import torch
 

@@ -52,9 +52,7 @@ def main() -> None:
     goals, _ = episodes.chosen(source, MOST_GOALS, 0, machine.seed())
     expert = expert_for(goals, meta)
     if not isinstance(expert, household.Expert):
-        sys.exit(
-            "only the household expert can say how to go on from any state: there are no corrections for this task"
-        )
+        sys.exit("only the household expert can say how to go on from any state: this task has no corrections")
     with Pool(source, episodes.workers_here(machine.processes())) as pool:
         policy = Policy(given.model, meta["recipe"], lora=given.lora, supervised=True, rows=COPIES * GAMES)
         size = given.games or (SMALL_GAMES if policy.small else GAMES)
@@ -110,11 +108,8 @@ class Rounds:
                 kept = time.monotonic()
 
     def round(self, done: Any) -> None:
-        """Plays games that no earlier round had, while there are such, and learns from what the expert says of them.
-
-        Args:
-            done: tells the share of the time that is used.
-        """
+        """Plays games that no earlier round had, while there are such, and learns from what the expert says of them. `done` tells
+        the share of the time that is used."""
         started = time.monotonic()
         accelerator = self.policy.accelerator
         first = self.number * self.games
@@ -134,16 +129,11 @@ class Rounds:
         told = self.learn(sequences, draw, done)
         self.policy.hand_over()
         self.number += 1
-        won, number, asked, other, count = (
-            int(n) for n in self.learner.sums(won, COPIES * len(mine), asked, other, len(sequences))
-        )
+        mine_told = (won, COPIES * len(mine), asked, other, len(sequences))
+        won, number, asked, other, count = map(int, self.learner.sums(*mine_told))
         if accelerator.is_main_process:
-            told |= {
-                "played": number,
-                "won": won,
-                "expert_agrees": round(1.0 - other / max(1, asked), 3),
-                "sequences": count,
-            }
+            told |= {"played": number, "won": won, "sequences": count}
+            told["expert_agrees"] = round(1.0 - other / max(1, asked), 3)
             seconds = {"rollout_s": round(played_s, 1), "round_s": round(time.monotonic() - started, 1)}
             print({**told, **seconds, **self.busy.told(), "round": self.number}, flush=True)
 

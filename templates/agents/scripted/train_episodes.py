@@ -73,15 +73,13 @@ class Imitation:
             self.step, self.spent_s = int(progress["iteration"]), float(progress["spent_s"])
         begun = kept = logged = time.monotonic()
         before_s, tokens, computed, busy = self.spent_s, 0.0, 0.0, machine.Busy()
-        allowed_s = max(1.0, before_s + moment - begun)
+        allowed_s, device = max(1.0, before_s + moment - begun), self.policy.accelerator.device
         while self.step < self.steps.steps:
             now = time.monotonic()
-            if machine.agreed(now > moment, self.policy.accelerator.device):
+            if machine.agreed(now > moment, device):
                 break
             self.spent_s = before_s + now - begun
-            late = (
-                0.0 if self.policy.small else machine.largest(self.spent_s / allowed_s, self.policy.accelerator.device)
-            )
+            late = 0.0 if self.policy.small else machine.largest(self.spent_s / allowed_s, device)
             done = max((self.step + 1) / self.steps.steps, late)
             told = self.take(machine.rate_at(done))
             tokens, computed = tokens + told.pop("tokens"), computed + told.pop("computed")
@@ -90,18 +88,12 @@ class Imitation:
             if self.step % LOG_EVERY == 0 or self.step == self.steps.steps:
                 paces = {"tokens_per_s": tokens, "computed_per_s": computed}
                 pace = {"step": self.step, **{name: round(value / (now - logged)) for name, value in paces.items()}}
-                self._say(
-                    {
-                        **told,
-                        **pace,
-                        **busy.told(),
-                        "epoch": round(self.step * self.steps.batch / len(self.sequences), 3),
-                    }
-                )
+                pace["epoch"] = round(self.step * self.steps.batch / len(self.sequences), 3)
+                self._say({**told, **pace, **busy.told()})
                 logged, tokens, computed = now, 0.0, 0.0
             if enough is not None and self.step >= LOOKS_FROM and self.step % LOOK_EVERY == 0 and enough():
                 break
-            if machine.agreed(now > kept + machine.KEEP_S, self.policy.accelerator.device):
+            if machine.agreed(now > kept + machine.KEEP_S, device):
                 self.policy.keep(self.states, {"iteration": self.step, "spent_s": self.spent_s}, self.step)
                 kept = time.monotonic()
 

@@ -69,11 +69,8 @@ def main() -> None:
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             def share(step: int) -> float:
-                late = (
-                    0.0
-                    if small
-                    else machine.largest((time.monotonic() - begun) / max(1.0, deadline - begun), self.args.device)
-                )
+                used = (time.monotonic() - begun) / max(1.0, deadline - begun)
+                late = 0.0 if small else machine.largest(used, self.args.device)
                 return machine.rate_at(max((step + 1) / num_training_steps, late))
 
             self.lr_scheduler = LambdaLR(optimizer or self.optimizer, share)
