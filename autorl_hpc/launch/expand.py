@@ -121,12 +121,10 @@ def expand(
     for values in combinations:
         use, name = agents[values["agent"]].file.driver, values["agent"]
         if values["driver"] == NO_DRIVER and use is not None and use.required:
-            what = (
-                f"field `matrix`: agent {name} calls a driver (by {use.dialect}), and the matrix pairs it with `none`"
-            )
-            advice = (
-                f"name a driver in `drivers` and in `matrix.driver`; or `exclude: [{{agent: {name}, driver: none}}]`"
-            )
+            what = f"field `matrix`: agent {name} calls a driver (by {use.dialect}), "
+            what += "and the matrix pairs it with `none`"
+            advice = f"name a driver in `drivers` and in `matrix.driver`; or `exclude: [{{agent: {name}, "
+            advice += "driver: none}]`"
             raise AutorlError(what, where=where, next_step=advice)
     tasks = {name: _in_field(partial(with_pins, root, task), "matrix.task") for name, task in tasks.items()}
     of_task: dict[str, dict[str, Any]] = {}

@@ -363,10 +363,8 @@ def _write_run(experiment: ExperimentDir, record: ExperimentRecord, cell: Cell, 
 log = logging.getLogger("autorl_hpc.launch")
 
 LOCK = "launching"
-STALE_S = 30.0
-BEAT_S = 3.0  # a lock owner without a sign of life for ten beats counts as dead
-WAIT_S = 1200.0
-SAY_AFTER_S = 2.0
+STALE_S, BEAT_S = 30.0, 3.0  # a lock owner without a sign of life for ten beats counts as dead
+WAIT_S, SAY_AFTER_S = 1200.0, 2.0
 
 
 @contextmanager
@@ -399,10 +397,7 @@ def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[
                 say("waiting for another launch or cancel of this experiment (half a minute, if it was killed)")
                 said = True
             if waited_s > WAIT_S:
-                what, advice = (
-                    "another launch of this experiment is still submitting its jobs",
-                    "wait, then launch again",
-                )
+                what, advice = "another launch of this experiment still submits its jobs", "wait, then launch again"
                 raise AutorlError(what, where=experiment.path, next_step=advice, exit_code=Exit.ENVIRONMENT)
             time.sleep(0.3)
         yield

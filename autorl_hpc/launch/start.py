@@ -28,9 +28,8 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
         jobs = [f"{job.role}:{job.job_id}" for job in done]
         kinds = {"grader": "graders", "driver": "drivers"}
         count = Counter(kinds.get(job.role.partition("-")[0], job.role) for job in done)
-        said = (
-            f"submitted to {record.cluster.name}: {', '.join(f'{number} x {role}' for role, number in count.items())}"
-        )
+        told = ", ".join(f"{number} x {role}" for role, number in count.items())
+        said = f"submitted to {record.cluster.name}: {told}"
         if not done:
             finished = set(record.runs) <= set(reading.list_names(planned.experiment.finished))
             said = (

@@ -207,30 +207,6 @@ def test_durations(text: str, seconds: float | None) -> None:
     assert slurm.duration_s(text) == seconds
 
 
-# what a site allows
-
-PARTITIONS = [
-    "PartitionName=gpu AllowGroups=ALL Default=NO DefaultTime=01:00:00 MaxNodes=UNLIMITED MaxTime=1-00:00:00 State=UP",
-    "PartitionName=short AllowGroups=ALL Default=YES DefaultTime=NONE OverTimeLimit=NONE MaxTime=04:00:00 State=UP",
-    "PartitionName=long AllowGroups=ALL Default=NO MaxTime=UNLIMITED State=UP",
-]
-
-
-@pytest.fixture
-def site(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> Clients:
-    for name in ("SBATCH_PARTITION", "AUTORL_SBATCH_PARTITION"):
-        monkeypatch.delenv(name, raising=False)
-    config = (
-        "Configuration data as of 2026-01-01T00:00:00\nClusterName             = sim\nMaxArraySize            = 501\n"
-    )
-    (clients.folder / "config").write_text(config)
-    (clients.folder / "partitions").write_text(lines(PARTITIONS))
-    clients.script(
-        "scontrol", f'case "$*" in *config*) cat {clients.folder}/config;; *) cat {clients.folder}/partitions;; esac'
-    )
-    return clients
-
-
 def test_clients_see_nothing_of_a_surrounding_job(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_JOB_ID", "SLURM_CLUSTERS_X", "SBATCH_ACCOUNT", "SQUEUE_FORMAT", "SACCT_FORMAT", "SCONTROL_ALL"):
         monkeypatch.setenv(name, "x")
