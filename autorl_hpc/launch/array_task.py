@@ -1,6 +1,6 @@
 """One task of a Slurm array of agents: restarts its run's supervisor after a crash; in `placement: step` also a grader.
 USR2 or TERM stops the agent: at the time limit the task ends with success, for the next link to start; before a
-preemption it waits to be killed, since only a killed job is requeued; else it goes on."""
+preemption it waits to be killed, since only a killed job is requeued."""
 
 from __future__ import annotations
 
@@ -94,7 +94,6 @@ class ArrayTask:
         return self.record.grader.placement == "step"
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
-        """Wait for the supervisor, restarting a grader that ended, and return the exit code."""
         while True:
             try:
                 code = child.wait(timeout=BEAT_LOOK_S)

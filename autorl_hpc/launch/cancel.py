@@ -30,7 +30,6 @@ END_WAIT_S = 90.0  # a cancelled job gets TERM, and KILL after the site's KillWa
 
 
 def _alive(experiment: ExperimentDir, runs: Collection[str] | None = None) -> list[ListedJob]:
-    """Return the jobs that run or wait as the scheduler shows them now, of these runs or all."""
     jobs = read_submitted(experiment)
     if jobs is None:
         return []

@@ -176,7 +176,6 @@ def _located(
 
 
 def _in_field(check: Callable[[], Checked], field: str, where: Path | None = None) -> Checked:
-    """Return the result of a check; its error also names the experiment's field."""
     try:
         return check()
     except AutorlError as error:
@@ -226,7 +225,6 @@ def _task_pins(root: Root, task: Task, protocol: Protocol) -> dict[str, SplitPin
 
 
 def _part(root: Root, task: Task, spec: ExperimentSpec) -> FeedbackPart | None:
-    """Return the part of the feedback split that is used; None for all of it."""
     if spec.feedback.items is None:
         return None
     items = load_items(root, task.name, Split.FEEDBACK, task.file.splits["feedback"])
@@ -234,7 +232,6 @@ def _part(root: Root, task: Task, spec: ExperimentSpec) -> FeedbackPart | None:
 
 
 def _check_recipe_files(root: Root, task: Task, recipe: Recipe) -> None:
-    """Check that the recipe's extra files (worked examples, a judge's prompt) are staged and match their pins."""
     again = f"put it beside the source files and run: autorl-hpc stage {task.name} --from DIR --again"
     for name, digest in recipe_files(recipe).items():
         path = root.task_vault(task.name) / name

@@ -190,7 +190,6 @@ class Planner:
         return ordered
 
     def _links(self, chains: Mapping[str, tuple[JobKind, Links]], link: int, depends: str) -> list[JobPlan]:
-        """Return the jobs of each chain's link of this number."""
         return [
             self._job(role, kind, chain.minutes, depends, link=link, last_link=link == chain.count)
             for role, (kind, chain) in chains.items()
@@ -239,7 +238,6 @@ class Planner:
         return JobPlan(Submitted(name=name, role=role, number=number, **fields), kind, minutes, depends, throttle)
 
     def _with_grader(self) -> JobKind:
-        """Return the resources of an agent's job that includes its grader."""
         both = (self.agent, self.grader)
         units = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
         memory = sum(math.ceil(int(kind.memory[:-1]) * units[kind.memory[-1]]) for kind in both if kind.memory)

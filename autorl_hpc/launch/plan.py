@@ -189,7 +189,6 @@ def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | No
 
 
 def _refuse_restaged(root: Root, before: ExperimentRecord | None, cells: Sequence[Cell]) -> None:
-    """Refuse to add to an experiment runs of another base model under the name of one that it was launched with."""
     known = {} if before is None else before.base_models
     for name, pin in _pins(cells).items():
         if known.get(name, pin) != pin:
@@ -225,7 +224,6 @@ def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[Cluste
 
 
 def _refuse_vault(root: Root, spec: ExperimentSpec) -> None:
-    """Refuse an agent's folder, or one that it includes, that holds or lies in the vault: what they hold is copied into workspaces."""
     vault = root.vault.resolve()
     for agent in map(load_agent, spec.matrix.agent):
         for folder in agent.folders():

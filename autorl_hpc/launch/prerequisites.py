@@ -97,7 +97,6 @@ def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) ->
 
 
 def _missing_in(venv: Path, modules: list[str]) -> list[str]:
-    """Return the modules that the venv's own Python does not find."""
     python = venv / "bin" / "python"
     command = [str(python), "-I", "-c", LOOK, *modules]
     try:

@@ -251,7 +251,6 @@ def _as_jobs_start(experiment: ExperimentDir, record: ExperimentRecord) -> Itera
 def _missing(
     experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJobs, only: Collection[str] | None
 ) -> Needs:
-    """Return what has no job that is alive or waiting."""
     table = JobTable.of(jobs, slurm.jobs(names_of(jobs)) if jobs.submitted else [])
     closed, has_job = set(reading.list_names(experiment.finished)), table.alive_runs()
     over, step = set(record.runs) <= closed, record.grader.placement == "step"
@@ -286,7 +285,7 @@ def _missing(
 def _submit_all(
     experiment: ExperimentDir, jobs: SlurmJobs, planned: list[JobPlan], scripts: Scripts
 ) -> list[Submitted]:
-    """Submit the planned jobs in order. Each call is recorded first, so that a killed launch leaves no unknown job."""
+    """Submit in order. Each call is recorded first, so that a killed launch leaves no unknown job."""
     numbers: dict[str, str] = {}
     done: list[Submitted] = []
 

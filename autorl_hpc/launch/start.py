@@ -51,7 +51,6 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
 
 
 def _refuse_two_places(planned: Plan) -> None:
-    """Refuse to launch while jobs in another place work on the experiment; they would be submitted twice."""
     experiment, there = planned.experiment, None
     here = "local" if planned.cluster is None else planned.cluster.name
     if planned.cluster is not None and alive_jobs(experiment):

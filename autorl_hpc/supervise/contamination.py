@@ -81,7 +81,6 @@ class ContaminationWatch:
             rest_until = time.monotonic() + max(REST_LEAST_S, REST_FACTOR * (time.monotonic() - begun))
 
     def _due(self) -> list[int]:
-        """Return the accepted submissions that no search covers yet, in order."""
         view = self.chain.view
         seen = {n for c in view.contaminations for n in (c.submission_id, *c.also) if n is not None}
         return [s.submission_id for s in view.accepted() if s.submission_id not in seen]

@@ -79,7 +79,6 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path, dtype: str) -
 
 
 def _judge(linted: Linted, base: BaseModel, found: dict[str, tuple[str, str]], size_bytes: int) -> Copied:
-    """Return the result by each tensor's digests, with the adapter and before it was added."""
     kept = [tensor for tensor in linted.tensors if not (linted.extra_head and tensor.name == HEAD_NAME)]
     digests = {name: digest for name, (digest, _) in found.items()}
     before = content_hash((t.name, t.dtype, t.shape, found[t.name][1]) for t in kept)

@@ -468,7 +468,6 @@ class Intake:
         return copied
 
     def _refuse_surplus(self, content_hash: str) -> None:
-        """Refuse new content beyond the budget's number of submissions, and repeated content beyond `max_copies`."""
         view = self.chain.look()
         contents, most = view.contents(), self.record.science.budget.max_submissions
         if most is not None and content_hash not in contents and len(contents) >= most:
@@ -525,7 +524,6 @@ def _answered_by(content_hash: str, view: RunView) -> int | None:
 
 
 def _answers(earlier: Submission, content_hash: str, view: RunView) -> bool:
-    """Return whether an earlier submission's score holds for this content: not after a failure of the infrastructure."""
     if earlier.content_hash != content_hash or earlier.same_as is not None:
         return False
     score = view.score_of(earlier)

@@ -127,7 +127,6 @@ def looks_like_text(sample: bytes) -> bool:
 
 
 def _has_text_between(data: bytes) -> bool:
-    """Return whether an archive holds uncompressed text before, between or after its members."""
     starts = range(0, len(data) - PIECE_BYTES + 1, PIECE_BYTES // 2)
     return any(looks_like_text(data[at : at + PIECE_BYTES]) for at in starts)
 
@@ -157,7 +156,6 @@ def _bounded(parts: Iterator[bytes], meter: ReadingBudget, limit: int) -> Iterat
 
 
 def _plain(fd: int, size: int) -> Iterator[bytes]:
-    """Yield the bytes that the file had when it was opened, without the holes of a sparse file."""
     at = 0
     while at < size:
         try:
@@ -188,7 +186,6 @@ def _unpack(file: IO[bytes], opener: Callable[[IO[bytes]], Any]) -> Iterator[byt
 
 
 def _is_zlib(fd: int) -> bool:
-    """Return whether it begins with a zlib stream: two bytes by RFC 1950, and what follows can be inflated."""
     data = os.pread(fd, SAMPLE_BYTES, 0)
     if len(data) < 8 or data[0] & 0x8F != 8 or (data[0] << 8 | data[1]) % 31:
         return False

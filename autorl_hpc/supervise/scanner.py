@@ -260,7 +260,6 @@ class Scanner:
 
 
 def _as_numbered(name: bytes) -> tuple[int, bytes]:
-    """Sort key that orders names by a leading number."""
     digits = name[: len(name) - len(name.lstrip(b"0123456789"))][:18]
     return int(digits or b"0"), name
 

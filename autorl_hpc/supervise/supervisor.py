@@ -262,7 +262,6 @@ class AgentRun:
             self._folder.write("budget.log", text.encode("utf-8", "backslashreplace"))
 
     def _take_in(self) -> None:
-        """Take submissions in, in a thread, because a long copy must not delay the end of the budget."""
         while not self._ending.is_set():
             try:
                 if self.intake.poll():
