@@ -105,14 +105,10 @@ def names_of(jobs: SlurmJobs) -> Sequence[str]:
 # --- why a run lost its job, and whose fault that is. Measured on Slurm 22.05; docs/clusters.md has the table.
 
 LOG_TAIL_BYTES = 8192
-MEMORY_WORDS = (
-    *("exceeded memory limit", "exceeded job memory limit", "exceeded step memory limit"),
-    *("oom-kill", "oom_kill", "out of memory", "out-of-memory"),
-)
-"""What slurmstepd writes into the job's log when memory runs out, even if the state is FAILED."""
-
-SLURM_SPEAKS = ("slurmstepd", "srun:", "slurmd")
-"""Prefixes of Slurm's own log lines. A grader's "CUDA out of memory" in the same job does not count."""
+OOM = ("oom-kill", "oom_kill", "out of memory", "out-of-memory")
+# What slurmstepd writes into the job's log when memory runs out, even if the state is FAILED.
+MEMORY_WORDS = ("exceeded memory limit", "exceeded job memory limit", "exceeded step memory limit", *OOM)
+SLURM_SPEAKS = ("slurmstepd", "srun:", "slurmd")  # Slurm's own lines; a grader's "CUDA out of memory" doesn't count
 
 CREDENTIAL = "job credential revoked"
 CLUSTER_WORDS = {

@@ -54,9 +54,9 @@ WORDS_CHARS = 200
 
 INSTALL = f"install vllm in the graders' environment, or name the program `vllm` of another one: `vllm:` of the cluster's profile, or ${PROGRAM_VARIABLE}"
 TRY = "try one short run first"
-ABSENT = 86
-"""Exit code for "no vLLM": a Python that can't start exits with 1, and a shell that does not find it with 127."""
-
+ABSENT = (
+    86  # exit code for "no vLLM": a Python that can't start exits with 1, and a shell that does not find it with 127
+)
 ASKED = f"import importlib.util, sys; sys.exit({ABSENT} if importlib.util.find_spec('vllm') is None else 0)"
 
 

@@ -173,6 +173,7 @@ def write_manifest(folder: Path, manifest: StoreManifest) -> None:
 # Launch checks a venv file by file; the start of an agent checks only its manifest, to spare the file server.
 
 VENV, WHEELS, LOCK, IMAGE = "venv", "wheels", "requirements.lock", "image.sif"  # the names in an environment's folder
+PYTHON_ON_EVERY_NODE = "it is a link to the Python that made it, which must be on every node: stage the environment anew with a Python on the shared file system"
 
 
 def wheels_hash(digests: Iterable[str], python: str) -> str:

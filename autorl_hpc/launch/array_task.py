@@ -1,6 +1,6 @@
 """One task of a Slurm array of agents: restarts its run's supervisor after a crash; in `placement: step` also a grader.
 USR2 or TERM stops the agent: at the time limit the task ends with success, for the next link to start; before a
-preemption it waits to be killed, since only a killed job is requeued; else it goes on."""
+preemption it waits to be killed, since only a killed job is requeued."""
 
 from __future__ import annotations
 
@@ -30,13 +30,8 @@ log = logging.getLogger("autorl_hpc.jobs")
 
 CRASH_PAUSE_S = 2.0
 MAX_CRASH_PAUSE_S = 60.0
-CRASHES_BEFORE_LEAVING = 6
-"""Supervisors in one job that may fail before they begin an attempt (a full disk). Those that begin one are counted in the
-ledger, where the experiment's `attempts` limits them."""
-
-KILL_WAIT_S = 300.0
-"""How long a task waits to be killed after a warning. Sites grant a few minutes at most; after that it was a false alarm."""
-
+CRASHES_BEFORE_LEAVING = 6  # supervisors in one job that may fail before they begin an attempt, which `attempts` counts
+KILL_WAIT_S = 300.0  # how long a task waits to be killed after a warning: sites grant a few minutes at most
 LOOK_S = 30.0
 FINISH_S = 60.0
 POLL_S = 0.2
@@ -99,7 +94,6 @@ class ArrayTask:
         return self.record.grader.placement == "step"
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
-        """Wait for the supervisor, restarting a grader that ended, and return the exit code."""
         while True:
             try:
                 code = child.wait(timeout=BEAT_LOOK_S)

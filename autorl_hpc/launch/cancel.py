@@ -30,7 +30,6 @@ END_WAIT_S = 90.0  # a cancelled job gets TERM, and KILL after the site's KillWa
 
 
 def _alive(experiment: ExperimentDir, runs: Collection[str] | None = None) -> list[ListedJob]:
-    """Return the jobs that run or wait as the scheduler shows them now, of these runs or all."""
     jobs = read_submitted(experiment)
     if jobs is None:
         return []
@@ -55,13 +54,11 @@ def _ids(tasks: Iterable[ListedJob]) -> list[str]:
     return [task.seen.job_id for task in tasks if task.seen is not None]
 
 
-SEAL_WAIT_S = 60.0
-CLOSE_WAIT_S = 180.0
-"""Time for graders to score accepted submissions. What is not closed by then is closed by the next launch."""
-
-REPORT_WAIT_S = 60.0
-POLL_S = 0.3
-CLUSTER_POLL_S = 3.0  # each poll asks the scheduler
+SEAL_WAIT_S, REPORT_WAIT_S = 60.0, 60.0
+CLOSE_WAIT_S = (
+    180.0  # for graders to score accepted submissions; what is not closed by then is closed by the next launch
+)
+POLL_S, CLUSTER_POLL_S = 0.3, 3.0  # on a cluster each poll asks the scheduler
 WAIT_WORDS = f"sealed; waiting at most {CLOSE_WAIT_S:.0f} s for a grader to score what was accepted and close the runs"
 
 

@@ -57,11 +57,8 @@ def visible_line(task: str, splits: dict[str, dict[str, Any]]) -> str:
     return f"smallest gain that one run on {task} can show (80 % power): {', '.join(told)}"
 
 
-ARTIFACTS_PER_RUN = 4
-"""Estimate of the accepted checkpoints that a run stores at once; closing a run frees all but the selected one."""
-
-WORKSPACE_COPIES = 6
-"""Estimate of base model, checkpoints and optimizer states in a run's scratch, in sizes of the base model."""
+ARTIFACTS_PER_RUN = 4  # estimate of the accepted checkpoints that a run stores at once, until it is closed
+WORKSPACE_COPIES = 6  # estimate of checkpoints and optimizer states in a run's scratch, in sizes of the base model
 
 
 def describe(plan: Plan, path: Path) -> dict[str, Any]:
@@ -94,10 +91,7 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
         "driver_notes": drivers.notes(spec),
         "disk_peak_bytes_estimate": disk,
         "max_submissions": spec.budget.max_submissions,
-        "sandbox": {
-            "level": spec.sandbox.level,
-            "network": sorted({str(cell.science.network) for cell in plan.cells}),
-        },
+        "sandbox": {"level": spec.sandbox.level, "network": sorted({str(cell.science.network) for cell in plan.cells})},
         "agents_ask_for": {name: load_agent(name).asks_for() for name in spec.matrix.agent},
         "agents": [asdict(looked) for looked in look_at_agents(root, spec, plan.cells, plan.cluster)],
         "engine": None if (seen := look_at_engine(spec, plan.cluster)) is None else asdict(seen),
@@ -137,9 +131,8 @@ def as_text(facts: dict[str, Any]) -> str:
             lines += ["", f"----- {row['name']}", row["script"].rstrip()]
     if facts["cluster"] != "local":
         lines += ["", f"{len(facts['jobs'])} calls of sbatch on cluster {facts['cluster']}"]
-    lines.append(
-        f"agents use at most {facts['agent_hours']} h of wall clock, at least {facts['wall_clock_hours_at_least']} h from start to end"
-    )
+    most, least = facts["agent_hours"], facts["wall_clock_hours_at_least"]
+    lines.append(f"agents use at most {most} h of wall clock, at least {least} h from start to end")
     if facts["agent_gpu_hours"]:
         lines.append(f"agents' jobs use at most {facts['agent_gpu_hours']} GPU-hours of these budgets")
     lines += [*drivers.lines(facts["drivers"]), *facts["driver_notes"]]

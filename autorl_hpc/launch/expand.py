@@ -121,12 +121,10 @@ def expand(
     for values in combinations:
         use, name = agents[values["agent"]].file.driver, values["agent"]
         if values["driver"] == NO_DRIVER and use is not None and use.required:
-            what = (
-                f"field `matrix`: agent {name} calls a driver (by {use.dialect}), and the matrix pairs it with `none`"
-            )
-            advice = (
-                f"name a driver in `drivers` and in `matrix.driver`; or `exclude: [{{agent: {name}, driver: none}}]`"
-            )
+            what = f"field `matrix`: agent {name} calls a driver (by {use.dialect}), "
+            what += "and the matrix pairs it with `none`"
+            advice = f"name a driver in `drivers` and in `matrix.driver`; or `exclude: [{{agent: {name}, "
+            advice += "driver: none}]`"
             raise AutorlError(what, where=where, next_step=advice)
     tasks = {name: _in_field(partial(with_pins, root, task), "matrix.task") for name, task in tasks.items()}
     of_task: dict[str, dict[str, Any]] = {}
@@ -178,7 +176,6 @@ def _located(
 
 
 def _in_field(check: Callable[[], Checked], field: str, where: Path | None = None) -> Checked:
-    """Return the result of a check; its error also names the experiment's field."""
     try:
         return check()
     except AutorlError as error:
@@ -228,7 +225,6 @@ def _task_pins(root: Root, task: Task, protocol: Protocol) -> dict[str, SplitPin
 
 
 def _part(root: Root, task: Task, spec: ExperimentSpec) -> FeedbackPart | None:
-    """Return the part of the feedback split that is used; None for all of it."""
     if spec.feedback.items is None:
         return None
     items = load_items(root, task.name, Split.FEEDBACK, task.file.splits["feedback"])
@@ -236,7 +232,6 @@ def _part(root: Root, task: Task, spec: ExperimentSpec) -> FeedbackPart | None:
 
 
 def _check_recipe_files(root: Root, task: Task, recipe: Recipe) -> None:
-    """Check that the recipe's extra files (worked examples, a judge's prompt) are staged and match their pins."""
     again = f"put it beside the source files and run: autorl-hpc stage {task.name} --from DIR --again"
     for name, digest in recipe_files(recipe).items():
         path = root.task_vault(task.name) / name

@@ -28,11 +28,8 @@ from autorl_hpc.tasks.loader import PATH_VARIABLE as TASKS_PATH
 START_S = 60.0  # from a job's first line to the agent's start: copying the base model, imports
 END_S = 120.0  # for the last submissions: intake and sealing
 EARLY_S = 60.0  # Slurm checks limits about every half minute; its signal was seen up to a minute early
-SPARE_SHARE = 0.1
-SPARE_S = 600.0
-"""Extra time of a run in one job, if the limit allows it: a tenth of the budget, at most SPARE_S. A supervisor's restart or a
-false warning uses job time that the budget does not count. A chain has a spare link instead."""
-
+# Extra time of a run in one job: a tenth of the budget, SPARE_S at most, for restarts and false warnings. A chain has a spare link.
+SPARE_SHARE, SPARE_S = 0.1, 600.0
 LEAST_USE_S = 30.0  # a link must leave the agent at least this much time
 MAX_LINKS = 100  # maximum number of links in a chain
 GRADER_S = 86400.0  # default upper limit of a grader's job, because shorter jobs start sooner
@@ -125,8 +122,7 @@ class JobPlan:
     throttle: int = 0  # number of tasks of an array that run at once
 
     @property
-    def key(self) -> str:
-        """The key in the `depends` of other jobs."""
+    def key(self) -> str:  # in the `depends` of other jobs
         return f"n{self.submitted.number}"
 
 
@@ -194,7 +190,6 @@ class Planner:
         return ordered
 
     def _links(self, chains: Mapping[str, tuple[JobKind, Links]], link: int, depends: str) -> list[JobPlan]:
-        """Return the jobs of each chain's link of this number."""
         return [
             self._job(role, kind, chain.minutes, depends, link=link, last_link=link == chain.count)
             for role, (kind, chain) in chains.items()
@@ -243,7 +238,6 @@ class Planner:
         return JobPlan(Submitted(name=name, role=role, number=number, **fields), kind, minutes, depends, throttle)
 
     def _with_grader(self) -> JobKind:
-        """Return the resources of an agent's job that includes its grader."""
         both = (self.agent, self.grader)
         units = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
         memory = sum(math.ceil(int(kind.memory[:-1]) * units[kind.memory[-1]]) for kind in both if kind.memory)

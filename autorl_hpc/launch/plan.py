@@ -190,7 +190,6 @@ def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | No
 
 
 def _refuse_restaged(root: Root, before: ExperimentRecord | None, cells: Sequence[Cell]) -> None:
-    """Refuse to add to an experiment runs of another base model under the name of one that it was launched with."""
     known = {} if before is None else before.base_models
     for name, pin in _pins(cells).items():
         if known.get(name, pin) != pin:
@@ -226,7 +225,6 @@ def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[Cluste
 
 
 def _refuse_vault(root: Root, spec: ExperimentSpec) -> None:
-    """Refuse an agent's folder, or one that it includes, that holds or lies in the vault: what they hold is copied into workspaces."""
     vault = root.vault.resolve()
     for agent in map(load_agent, spec.matrix.agent):
         for folder in agent.folders():
@@ -364,10 +362,8 @@ def _write_run(experiment: ExperimentDir, record: ExperimentRecord, cell: Cell, 
 log = logging.getLogger("autorl_hpc.launch")
 
 LOCK = "launching"
-STALE_S = 30.0
-BEAT_S = 3.0  # a lock owner without a sign of life for ten beats counts as dead
-WAIT_S = 1200.0
-SAY_AFTER_S = 2.0
+STALE_S, BEAT_S = 30.0, 3.0  # a lock owner without a sign of life for ten beats counts as dead
+WAIT_S, SAY_AFTER_S = 1200.0, 2.0
 
 
 @contextmanager
@@ -400,10 +396,7 @@ def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[
                 say("waiting for another launch or cancel of this experiment (half a minute, if it was killed)")
                 said = True
             if waited_s > WAIT_S:
-                what, advice = (
-                    "another launch of this experiment is still submitting its jobs",
-                    "wait, then launch again",
-                )
+                what, advice = "another launch of this experiment still submits its jobs", "wait, then launch again"
                 raise AutorlError(what, where=experiment.path, next_step=advice, exit_code=Exit.ENVIRONMENT)
             time.sleep(0.3)
         yield

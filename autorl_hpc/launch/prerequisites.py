@@ -11,7 +11,7 @@ from typing import Final
 from autorl_hpc.agents import Agent
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
-from autorl_hpc.files.store import VENV, verify_environment
+from autorl_hpc.files.store import PYTHON_ON_EVERY_NODE, VENV, verify_environment
 from autorl_hpc.records import canonical_json
 from autorl_hpc.records.experiment import ExperimentSpec, JudgeSpec
 from autorl_hpc.records.run import RunEnvironment
@@ -97,7 +97,6 @@ def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) ->
 
 
 def _missing_in(venv: Path, modules: list[str]) -> list[str]:
-    """Return the modules that the venv's own Python does not find."""
     python = venv / "bin" / "python"
     command = [str(python), "-I", "-c", LOOK, *modules]
     try:
@@ -105,6 +104,5 @@ def _missing_in(venv: Path, modules: list[str]) -> list[str]:
         return [str(name) for name in json.loads(done.stdout)]
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         what = f"field `environment`: its Python doesn't start: {error}"
-        advice = "it is a link to the Python that made it, which must be on every node: stage the environment anew with a Python on the shared file system"
-        code = Exit.ENVIRONMENT
+        advice, code = PYTHON_ON_EVERY_NODE, Exit.ENVIRONMENT
         raise AutorlError(what, where=python, fault=Fault.CLUSTER, next_step=advice, exit_code=code) from None

@@ -168,10 +168,8 @@ def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: Cl
     planned = Planner(record, profile, site, NO_UID, 1).plan(needs)
     scripts = Scripts(experiment, record, profile, NO_UID)
     numbers = {job.key: f"<{job.submitted.role} link {job.submitted.link}>" for job in planned}
-    return [
-        {"role": job.submitted.role, "name": job.submitted.name, "script": scripts.text(job, numbers)}
-        for job in planned
-    ]
+    rows = ((job.submitted, scripts.text(job, numbers)) for job in planned)
+    return [{"role": submitted.role, "name": submitted.name, "script": script} for submitted, script in rows]
 
 
 def submit_again(experiment: ExperimentDir, runs: Collection[str]) -> None:
@@ -190,16 +188,12 @@ def submit(
     assert record.cluster is not None
     experiment = ExperimentDir(experiment.path.resolve())
     if re.search(r"[%\\\n]", str(experiment.path)):  # Slurm would change the path of the log, and the job would fail
-        what = (
-            "the path of the experiment holds a character that Slurm takes for its own (%, backslash or a line's end)"
-        )
+        what = "the path of the experiment holds a character that Slurm takes for its own (%, backslash, a line's end)"
         raise AutorlError(what, where=experiment.path, next_step="use another folder: --root, or $AUTORL_ROOT")
     with only_one(experiment, say), _as_jobs_start(experiment, record):
         jobs = read_submitted(experiment)
         if jobs is None and any(experiment.jobs.glob("*_submission.sh")):
-            what = (
-                "slurm.json is gone, and jobs of this experiment may be in the queue: launching would submit them again"
-            )
+            what = "slurm.json is gone, and jobs of this experiment may be in the queue: they would be submitted again"
             advice = f"end them by scancel, then remove {experiment.jobs} and launch again"
             raise AutorlError(what, where=experiment.path, next_step=advice, exit_code=Exit.FAILED)
         jobs = jobs or SlurmJobs(uid=secrets.token_hex(6), cluster=record.cluster.name)
@@ -257,7 +251,6 @@ def _as_jobs_start(experiment: ExperimentDir, record: ExperimentRecord) -> Itera
 def _missing(
     experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJobs, only: Collection[str] | None
 ) -> Needs:
-    """Return what has no job that is alive or waiting."""
     table = JobTable.of(jobs, slurm.jobs(names_of(jobs)) if jobs.submitted else [])
     closed, has_job = set(reading.list_names(experiment.finished)), table.alive_runs()
     over, step = set(record.runs) <= closed, record.grader.placement == "step"
@@ -292,7 +285,7 @@ def _missing(
 def _submit_all(
     experiment: ExperimentDir, jobs: SlurmJobs, planned: list[JobPlan], scripts: Scripts
 ) -> list[Submitted]:
-    """Submit the planned jobs in order. Each call is recorded first, so that a killed launch leaves no unknown job."""
+    """Submit in order. Each call is recorded first, so that a killed launch leaves no unknown job."""
     numbers: dict[str, str] = {}
     done: list[Submitted] = []
 

@@ -28,9 +28,8 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
         jobs = [f"{job.role}:{job.job_id}" for job in done]
         kinds = {"grader": "graders", "driver": "drivers"}
         count = Counter(kinds.get(job.role.partition("-")[0], job.role) for job in done)
-        said = (
-            f"submitted to {record.cluster.name}: {', '.join(f'{number} x {role}' for role, number in count.items())}"
-        )
+        told = ", ".join(f"{number} x {role}" for role, number in count.items())
+        said = f"submitted to {record.cluster.name}: {told}"
         if not done:
             finished = set(record.runs) <= set(reading.list_names(planned.experiment.finished))
             said = (
@@ -52,7 +51,6 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
 
 
 def _refuse_two_places(planned: Plan) -> None:
-    """Refuse to launch while jobs in another place work on the experiment; they would be submitted twice."""
     experiment, there = planned.experiment, None
     here = "local" if planned.cluster is None else planned.cluster.name
     if planned.cluster is not None and alive_jobs(experiment):

@@ -1,6 +1,4 @@
-"""Check a submitted LoRA adapter by its headers, open it, and merge it into the base model: W + (B @ A) * scale.
-
-transformers would load the base model that an adapter names. Here the factors are added only to the staged, pinned one.
+"""Check a submitted LoRA adapter by its headers, and merge it into the staged, pinned base model alone: W + (B @ A) * scale.
 Tensors as in peft's `save_pretrained`: `base_model.model.<module>.lora_A.weight` (rank, in), `.lora_B.weight` (out, rank).
 """
 
@@ -42,13 +40,10 @@ MERGE_YOURSELF = "merge it yourself: `model.merge_and_unload().save_pretrained(D
 
 # --- adapter_config.json: rank and scale. Fields are those of peft's LoraConfig (0.18 to 0.21).
 
-MAX_RANK = 1024
-"""An adapter of a higher rank is no smaller than full weights, and merging it costs more than the training did."""
-
+MAX_RANK = 1024  # a higher one is no smaller than full weights, and merging it costs more than the training did
 MAX_ALPHA = 1e9  # keeps every scale a finite fp32 value
+# Values of `init_lora_weights` that leave the base weights unchanged, as pissa, olora, corda, loftq and lora_ga don't.
 HARMLESS_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights` that leave the base weights unchanged. pissa, olora, corda, loftq and lora_ga change them, so
-their factors don't fit the staged base model."""
 
 READ = frozenset(["bias", "init_lora_weights", "lora_alpha", "peft_type", "r", "target_modules", "use_rslora"])
 NOT_READ = frozenset([
@@ -56,18 +51,17 @@ NOT_READ = frozenset([
     "layers_to_transform", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision",
     "runtime_config", "task_type",
 ])  # fmt: skip
-"""Fields that don't change the merged weights; the tensors themselves show which layers have factors. Any other field must be
-empty: DoRA, ranks and scales by layer, trained biases or tokens, and what later versions of peft may add."""
+"""Fields that don't change the merged weights. Any other one must be empty: DoRA, ranks and scales by layer, trained biases or
+tokens, and what later versions of peft may add."""
 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """Settings of a plain LoRA adapter. `targets`: names of the adapted modules or of their ends; None if `target_modules`
-    is a pattern, which is not run."""
+    """Settings of a plain LoRA adapter."""
 
     rank: int
     scale: float  # factor of B @ A: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)
-    targets: frozenset[str] | None
+    targets: frozenset[str] | None  # ends of the adapted modules' names; None for a pattern, which is not run
 
     def targets_module(self, module: str) -> bool:
         """Return whether peft would give this module an adapter."""
@@ -75,8 +69,7 @@ class LoraSettings:
 
 
 def read_settings(config: Mapping[str, Any]) -> LoraSettings:
-    """Read the settings of a plain LoRA adapter. Raises Refused: a field has a wrong value (`adapter_config`), or asks for
-    more than plain LoRA (`adapter_unsupported`)."""
+    """Read a plain LoRA adapter's settings. Raises Refused: a wrong value, or more than plain LoRA (`adapter_unsupported`)."""
     kind, bias, start = config.get("peft_type"), config.get("bias", "none"), config.get("init_lora_weights")
     if kind != "LORA":
         raise _unsupported("peft_type", kind, "only LORA is merged")
@@ -96,13 +89,11 @@ def read_settings(config: Mapping[str, Any]) -> LoraSettings:
         raise _wrong("lora_alpha", alpha, f"a number of at most {MAX_ALPHA:.0e}")
     if not isinstance(rslora, bool):
         raise _wrong("use_rslora", rslora, "true or false")
-    if isinstance(targets, list) and all(isinstance(name, str) for name in targets):
-        names = frozenset(targets)
-    elif targets is None or isinstance(targets, str):
-        names = None
-    else:
+    names = frozenset(targets) if isinstance(targets, list) and all(isinstance(each, str) for each in targets) else None
+    if names is None and not (targets is None or isinstance(targets, str)):
         raise _wrong("target_modules", targets, "a list of names")
-    return LoraSettings(rank, alpha / (math.sqrt(rank) if rslora else rank), names)
+    scale = alpha / (math.sqrt(rank) if rslora else rank)
+    return LoraSettings(rank, scale, names)
 
 
 def _unsupported(field: str, value: Any, why: str) -> Refused:
@@ -121,8 +112,7 @@ def _wrong(field: str, value: Any, needed: str) -> Refused:
 
 FACTOR = re.compile(r"base_model\.model\.(?P<module>[^\n]+)\.lora_(?P<side>[AB])\.weight")
 
-TRANSPOSED_TYPES = frozenset({"gpt2", "openai-gpt"})
-"""Architectures whose layers store weights as (in, out); merging these needs `fan_in_fan_out`, which is not supported."""
+TRANSPOSED_TYPES = frozenset({"gpt2", "openai-gpt"})  # layers store (in, out), which would need `fan_in_fan_out`
 
 
 @dataclass(frozen=True)
@@ -148,8 +138,7 @@ class LintedAdapter(Linted):
 
 
 def lint_adapter(folder: SubmittedFolder, base: BaseModel) -> LintedAdapter:
-    """Check an adapter's config and header against the base model. Raises Refused: with a code, the file and field, and
-    advice; OSError: the file system failed."""
+    """Check an adapter's config and header against the base model. Raises Refused; OSError: the file system failed."""
     _one_adapter_alone(folder.sizes)
     config = folder.read_json(ADAPTER_CONFIG)
     settings, named = read_settings(config), config.get("base_model_name_or_path")
@@ -184,8 +173,8 @@ def _one_adapter_alone(sizes: dict[str, int]) -> None:
         raise Refused("pickle", f"{ADAPTER_PICKLE}: weights as pickle are not read", advice)
     missing = next((name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if name not in sizes), None)
     if missing is not None:
-        advice = "save the adapter with `model.save_pretrained(DIR)` of peft"
-        raise Refused("adapter_incomplete", f"{missing} is missing beside {first}", advice)
+        what = f"{missing} is missing beside {first}"
+        raise Refused("adapter_incomplete", what, "save the adapter with `model.save_pretrained(DIR)` of peft")
 
 
 def _delta(module: str, pair: dict[str, TensorSpec], settings: LoraSettings, base: BaseModel) -> Delta:
@@ -203,13 +192,10 @@ def _delta(module: str, pair: dict[str, TensorSpec], settings: LoraSettings, bas
         raise _names(f"layer {shown} is not one of target_modules in {ADAPTER_CONFIG}: peft would leave it out")
     for tensor, needed in ((pair["A"], (rank, shape[1])), (pair["B"], (shape[0], rank))):
         if tensor.shape != needed:
-            what = (
-                f"{ADAPTER_WEIGHTS}: tensor {tensor.name[:150]} has shape {list(tensor.shape)}; the base model and rank "
-                f"{rank} of {ADAPTER_CONFIG} need {list(needed)}"
-            )
-            raise Refused(
-                "adapter_shapes", what, "train the adapter on the base model of this run, and save it with peft"
-            )
+            what = f"{ADAPTER_WEIGHTS}: tensor {tensor.name[:150]} has shape {list(tensor.shape)}; "
+            what += f"the base model and rank {rank} of {ADAPTER_CONFIG} need {list(needed)}"
+            advice = "train the adapter on the base model of this run, and save it with peft"
+            raise Refused("adapter_shapes", what, advice)
     return Delta(pair["A"], pair["B"], settings.scale)
 
 
@@ -222,10 +208,10 @@ def _no_factor(name: str, base: BaseModel) -> Refused:
     if found := WRAPPED.fullmatch(name):
         path = f"{found['module'].replace('base_model.model.', '', 1)}.weight"
         why = [] if found["adapter"] is None else [f"names hold the adapter's name, {found['adapter'][:50]!r}"]
-        more = explain_names([path], base.shapes)
-        why += (
-            [more[0]] if more else [] if "base_model.model." in name else ["names lack the prefix 'base_model.model.'"]
-        )
+        if more := explain_names([path], base.shapes):
+            why.append(more[0])
+        elif "base_model.model." not in name:
+            why.append("names lack the prefix 'base_model.model.'")
         save = "save the model inside the wrapper with peft: `model.save_pretrained(DIR)`; or "
         return _names(f"{what}: {' and '.join(why)}" if why else what, save)
     if ".lora_" in name or not name.endswith(".weight"):
@@ -246,8 +232,7 @@ STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 @functools.cache
 def one_threaded_numpy() -> ModuleType:
-    """Import numpy with one BLAS thread: a copy runs several threads itself, and on busy cores BLAS threads take ten times as
-    long. It has no effect if numpy is loaded already."""
+    """Import numpy with one BLAS thread, if it isn't loaded: a copy has threads itself, and BLAS ones would take ten times as long."""
     names = [name for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS") if name not in os.environ]
     os.environ.update(dict.fromkeys(names, "1"))
     try:
@@ -259,18 +244,15 @@ def one_threaded_numpy() -> ModuleType:
 
 
 class Merge:
-    """Adds one delta to the rows of a base weight. Holds A in fp32 and reads B by blocks of rows. `target`: the base
-    model's tensor, (out, in). Raises Refused: A holds NaN or Inf, or the file became shorter; OSError: the file system
-    failed."""
+    """Adds one delta to the rows of a base weight (out, in). Holds A in fp32 and reads B by blocks of rows. Raises Refused: A, B or
+    the sum holds NaN or Inf, or the file became shorter; OSError: the file system failed."""
 
     def __init__(self, adapter: LintedAdapter, target: TensorSpec) -> None:
         self.fd, self.delta, self.target = adapter.fd, adapter.deltas[target.name], target
         self.a = self._factor(self.delta.a, 0, self.delta.a.shape[0])
 
     def add_to(self, raw: memoryview, first: int) -> None:
-        """Add the adapter to some rows, in place. Raises Refused: B or the sum holds NaN or Inf, or the adapter's file
-        became shorter; OSError: the file system failed. `raw`: writable bytes of whole rows, in the base model's dtype;
-        `first`: index of the first of these rows."""
+        """Add the adapter in place to `raw`, whole rows in the base model's dtype, of which `first` is the first one's index."""
         import numpy as np
 
         dtype = self.target.dtype
@@ -315,8 +297,7 @@ def widen(stored: npt.NDArray[Any], dtype: str) -> Matrix:
 
 
 def narrow(values: Matrix, dtype: str) -> npt.NDArray[Any]:
-    """Return finite fp32 values in a safetensors dtype (BF16 as uint16), rounded to nearest even; what is too large becomes
-    Inf."""
+    """Return finite fp32 values in a safetensors dtype (BF16 as uint16), rounded to nearest even, Inf if too large."""
     import numpy as np
 
     if dtype != "BF16":

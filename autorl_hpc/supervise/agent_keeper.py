@@ -1,10 +1,6 @@
-"""Run an agent behind a keeper, a small process between supervisor and agent: `AgentProcess` is the supervisor's side, `main`
-the keeper's.
-
-The keeper starts the agent, adopts its orphans (child subreaper), and ends them all when the agent's first process ends,
-when the supervisor asks for it, or when standard input ends because the supervisor is gone. It writes the agent's time to a
-file, which counts even if supervisor or keeper is killed. It ignores TERM and similar signals: schedulers send them to all
-processes of a job, and agents run `pkill python`, but only the supervisor decides when the agent ends.
+"""Run an agent behind a keeper, a small process that starts it, adopts its orphans (child subreaper), and ends them all when the
+agent's first process ends, the supervisor asks for it, or standard input ends because the supervisor is gone. The time that it notes
+counts even if both are killed. Only the supervisor decides when the agent ends: schedulers and agents (`pkill python`) send TERM too.
 
 Protocol: one JSON line in (argv, env, cwd, log, mark, elapsed_file, elapsed_s, suspension_s, prompt), then `stop <grace_s>`
 lines; JSON lines out when the agent starts (begun) and when everything has ended (exit_code), or with an error.
@@ -111,9 +107,8 @@ DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.
 
 
 class Stopwatch:
-    """Measures the seconds that the agent ran. A gap between two looks of more than `suspension_s` counts as a suspension.
-    Every NOTE_S it overwrites its value in an open file, which is cheap for a file server. Readers take the larger of this
-    value and the supervisor's clock."""
+    """Measures the seconds that the agent ran, without gaps of more than `suspension_s` between two looks; every NOTE_S it overwrites
+    its value in an open file, which is cheap for a file server."""
 
     def __init__(self, suspension_s: float, note: str, before_s: float) -> None:
         self.suspension_s = suspension_s
@@ -125,7 +120,7 @@ class Stopwatch:
             self._file = None
 
     def look(self, *, last: bool = False) -> None:
-        """Add the time since the last look. The last note of an agent's end is made at once, and reaches the disk."""
+        """Add the time since the last look. The last note is made at once, and reaches the disk."""
         now = time.monotonic()
         if now - self._last <= self.suspension_s:
             self.elapsed_s += now - self._last

@@ -1,9 +1,5 @@
-"""Write the ledger as one attempt: `LedgerWriter` (entries), `Stops` (signals, cancel, a newer attempt), `Seals` (the run's
-end).
-
-Slurm may run two attempts of one job at once, and a node that seemed dead may come back. The newest `attempt_started` entry
-wins: an older attempt notices it at its next entry or look, and stops.
-"""
+"""Write the ledger as one attempt: `LedgerWriter` (entries), `Stops` (signals, cancel, a newer attempt), `Seals` (the run's end).
+Slurm may run two attempts at once. The newest `attempt_started` entry wins: an older attempt notices it and stops."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from autorl_hpc.files import artifacts, reading
 from autorl_hpc.files.frozen_records import recorded_hashes
@@ -60,8 +56,7 @@ class LedgerWriter:
         self._lock = threading.RLock()
 
     def look(self) -> RunView:
-        """Read new entries and return the run's view. The view is never changed later, so other threads may iterate over
-        it. Raises Superseded: a newer attempt has begun."""
+        """Read new entries and return the run's view, which is never changed later. Raises Superseded: a newer attempt began."""
         with self._lock:
             entries = self.ledger.read()
             if len(entries) > self._taken:
@@ -79,16 +74,15 @@ class LedgerWriter:
         with self._lock:
             while True:
                 number = self.look().attempt + 1
-                hardware = {"gpus": gpus, "gpu_model": gpu_model}
-                body = AttemptStarted(attempt=number, elapsed_s=elapsed_s, workspace=workspace, **hardware)
+                where = {"workspace": workspace, "gpus": gpus, "gpu_model": gpu_model}
+                body = AttemptStarted(attempt=number, elapsed_s=elapsed_s, **where)
                 if self.ledger.append(EntryKind.ATTEMPT_STARTED, body, role="supervisor", unless=taken) is not None:
                     self.attempt = number
                     self.look()
                     return number
 
     def write(self, kind: EntryKind, body: Strict) -> None:
-        """Commit an entry of this attempt. Raises Superseded: a newer attempt has begun, or the run is sealed and this is
-        a submission or an agent's start."""
+        """Commit an entry of this attempt. Raises Superseded: see `_is_superseded`."""
         with self._lock:
             # Checks the whole ledger, because another thread may have read the newer attempt's entry before this one.
             superseded = functools.partial(_is_superseded, self.attempt, kind)
@@ -101,13 +95,8 @@ class LedgerWriter:
 
 LOOP_S = 0.1
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-SIGNAL_LAG_S = 5.0
-"""A scheduler signals all processes of a job at once, so an agent killed by it may be seen before our own signal."""
-
-END_PATIENCE_S = 600.0
-"""How long writes at an agent's end are retried while the file system fails; the agent's work can't be repeated."""
-
-END_RETRY_S = 2.0
+SIGNAL_LAG_S = 5.0  # a scheduler signals all processes at once: a killed agent may be seen before our own signal
+END_PATIENCE_S, END_RETRY_S = 600.0, 2.0  # of `Stops.patiently`: an agent's work can't be repeated
 
 
 class Stops:
@@ -121,8 +110,12 @@ class Stops:
 
     def listen(self) -> None:
         """Handle the scheduler's signals from now on."""
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            self.signal = number
+
         for number in SIGNALS:
-            signal.signal(number, self._on_signal)
+            signal.signal(number, on_signal)
 
     @property
     def asked(self) -> bool:
@@ -135,12 +128,11 @@ class Stops:
 
     def ended_agent(self, exit_code: int | None) -> bool:
         """Return whether an agent was killed by the signal that stops the whole job. Waits SIGNAL_LAG_S for our own signal."""
-        if exit_code is None or not (exit_code < 0 or 128 < exit_code <= 128 + signal.NSIG):
-            return False
+        by_signal = exit_code is not None and (exit_code < 0 or 128 < exit_code <= 128 + signal.NSIG)
         deadline = time.monotonic() + SIGNAL_LAG_S
-        while self.signal is None and time.monotonic() < deadline:
+        while by_signal and self.signal is None and time.monotonic() < deadline:
             time.sleep(LOOP_S)
-        return self.signal is not None
+        return by_signal and self.signal is not None
 
     def patiently(self, write: Callable[[], T], may_pass: Callable[[OSError], bool] = lambda error: True) -> T:
         """Retry `write` while the file system fails, until a signal or END_PATIENCE_S. The budget's clock is not running.
@@ -154,9 +146,6 @@ class Stops:
                     raise
                 log.warning("the file system fails; trying again: %s", error)
                 time.sleep(END_RETRY_S)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
 
 
 # --- the seal: what the run used of its budget, and what is queued for the graders afterwards
@@ -190,35 +179,21 @@ class Seals:
         """Return the file in which a keeper notes how long the agent ran."""
         return self.run.path / f"elapsed-{attempt}.json"
 
-    def seal(
-        self,
-        ended_by: EndedBy,
-        used: BudgetUsed,
-        *,
-        driver: DriverUse | None,
-        exit_code: int | None = None,
-        refused_unrecorded: int = 0,
-        fault: Fault | None = None,
-        reason: str | None = None,
-    ) -> None:
-        """Commit the seal unless the run is sealed or a newer attempt has begun. It can be repeated. Raises Superseded:
-        the run is sealed with another entry, or a newer attempt has begun."""
+    def seal(self, ended_by: EndedBy, used: BudgetUsed, **told: Any) -> None:
+        """Commit the seal; it can be repeated. `told`: further fields of it. Raises Superseded: the run is sealed with another entry, or
+        a newer attempt has begun."""
         view = self.chain.look()
         body = Sealed(
             submissions=tuple(s.submission_id for s in view.accepted()),
             ended_by=ended_by,
-            exit_code=exit_code,
             elapsed_s=used.elapsed_s,
             given_back_s=used.given_back_s,
             gpu_hours=used.gpu_s / HOUR_S,
-            driver=driver,
             exit_codes=used.progress.exit_codes,
             reprompts=used.progress.reprompts,
             refused=len(view.refused()),
-            refused_unrecorded=refused_unrecorded,
-            fault=fault,
-            reason=reason,
             recorded=recorded_hashes(self.run),
+            **{"exit_code": None, **told},
         )
 
         def taken(entries: Sequence[Linked]) -> bool:
@@ -256,11 +231,5 @@ class Seals:
 
 def queue_entry(record: RunRecord, kind: QueueKind, submission_id: int | None = None) -> QueueEntry:
     """Return what is queued for the graders."""
-    return QueueEntry(
-        kind=kind,
-        run_id=record.run_id,
-        submission_id=submission_id,
-        task=record.science.task,
-        base_model=record.science.base_model,
-        recipe_hash=record.recipe_hash,
-    )
+    what = {"task": record.science.task, "base_model": record.science.base_model, "recipe_hash": record.recipe_hash}
+    return QueueEntry(kind=kind, run_id=record.run_id, submission_id=submission_id, **what)

@@ -1,7 +1,5 @@
-"""Serve the reference's HTTP protocol on the loopback, for agents that were written for AutoRL-Bench.
-
-`POST /submit` drops the same manifest into submissions/ as ./submit does and waits for the answer. `GET /time` and `GET
-/health` answer with the reference's fields. `/set_baseline` is refused, because the grader measures the baseline. All
+"""Serve the reference's HTTP protocol on the loopback, for agents that were written for AutoRL-Bench: `POST /submit` (drops the
+manifest of ./submit and waits for the answer), `GET /time`, `GET /health`. `/set_baseline` is refused: the grader measures it. All
 paths begin with a secret token of this run, so that agents of other runs on the same host can't use it.
 """
 
@@ -29,16 +27,12 @@ from autorl_hpc.supervise.intake import ResultWriter
 log = logging.getLogger("autorl_hpc.supervisor")
 
 MAX_BODY_BYTES = 64 * 1024
-HOLD_S = 24 * 3600.0
-"""A submission's request stays open until its score is there. The end of the run closes it earlier."""
-
+HOLD_S = 24 * 3600.0  # how long a submission's request stays open for its score; the run's end closes it earlier
 SOCKET_TIMEOUT_S = 60.0
 PICK_UP_S = 60.0  # how long a request with `"wait": false` waits until intake has accepted or refused
-MAX_CONNECTIONS = 128
-"""Of clients that showed the token. Further ones are closed: each takes a thread and a descriptor, which the supervisor needs for its
-ledger."""
-MAX_UNKNOWN = 64
-"""Of clients that have not shown it yet, such as other runs' agents. One more closes the oldest of them."""
+# Of clients that showed the token, and that have not shown it yet, such as other runs' agents; one more of these closes the oldest.
+# Each takes a thread and a descriptor, which the supervisor needs for its ledger.
+MAX_CONNECTIONS, MAX_UNKNOWN = 128, 64
 
 
 class _Server(ThreadingHTTPServer):
@@ -99,8 +93,8 @@ class _Server(ThreadingHTTPServer):
 
 
 class Bridge:
-    """One run's HTTP server, on a free port of the loopback and on a Unix socket. `meta`: what `/time` tells besides the
-    budget; `budget`: returns the content of time.json; `died`: takes note that the forwarder inside the sandbox died."""
+    """One run's HTTP server, on a free port of the loopback and on a Unix socket. `meta`: what `/time` tells besides `budget()`, the
+    content of time.json; `died`: takes note that the forwarder inside the sandbox died."""
 
     def __init__(
         self,
@@ -127,7 +121,6 @@ class Bridge:
         return f"http://127.0.0.1:{self.port}/{self.token}"
 
     def start(self) -> None:
-        """Start answering."""
         for server in self._servers:
             threading.Thread(target=server.serve_forever, name="bridge", daemon=True).start()
 
@@ -160,13 +153,11 @@ class Bridge:
         return (400 if answer["status"] == "refused" else 200), answer
 
     def time(self) -> dict[str, Any]:
-        """Answer GET /time with the JSON body."""
         told = self.budget()
         now = {"now": int(time.time()), "remaining": int(told["left_s"]), "last_submit_time": self.last_submit_time}
         return {**self.meta, **told, **now}
 
     def health(self) -> dict[str, Any]:
-        """Answer GET /health with the JSON body."""
         gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
         workspace = str(self.answers.workspace)
         return {"status": "ok", "task": self.meta["task"], "workspace": workspace, "available_gpus": gpus}
@@ -174,10 +165,7 @@ class Bridge:
 
 def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Handles one request."""
-
         server: _Server
-
         timeout = SOCKET_TIMEOUT_S
         protocol_version = "HTTP/1.1"
         server_version = "autorl-hpc"

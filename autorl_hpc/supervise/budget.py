@@ -1,8 +1,7 @@
 """Count the budget outside the agent: `BudgetClock`, `Waits` (time given back), `BudgetLimits` (warnings, what ends a run).
 
-The clock is the sum of monotonic intervals. Queue time doesn't count, because no supervisor ticks then. A gap between two
-ticks of more than `SUSPENSION_S` is a suspension (a stopped job, a frozen node) and doesn't count either, unless the agent's
-keeper counted on meanwhile: then only the supervisor was held up, and the agent worked.
+The clock is the sum of monotonic intervals. A gap between two ticks of more than `SUSPENSION_S` is a suspension (a stopped job, a frozen
+node) and doesn't count, unless the agent's keeper counted on meanwhile: then only the supervisor was held up.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from autorl_hpc.states import EndedBy
 log = logging.getLogger("autorl_hpc.supervisor")
 
 TICK_S = 0.5
-PERSIST_S = 10.0
-"""A lost node costs at most this much of the clock. A killed supervisor costs nothing, because the keeper counts too."""
-
+PERSIST_S = (
+    10.0  # a lost node costs at most this much of the clock; a killed supervisor nothing, as the keeper counts too
+)
 SUSPENSION_S = 3 * PERSIST_S
 
 
@@ -65,11 +64,9 @@ def noted(path: Path | None) -> float:
 
 
 def used_so_far(path: Path, told_s: float, elapsed_files: Sequence[Path]) -> BudgetUsed:
-    """Return what all earlier attempts used, by the latest of ledger, clock file and keepers' files. `path`: of the clock;
-    `told_s`: the largest time in the ledger; `elapsed_files`: what each attempt's keeper noted."""
-    clock, elapsed_s = read_clock(path), told_s
-    if clock is not None:
-        elapsed_s = max(elapsed_s, clock.elapsed_s)
+    """Return what all earlier attempts used, by the latest of ledger (`told_s`), clock file (`path`) and keepers' files."""
+    clock = read_clock(path)
+    elapsed_s = told_s if clock is None else max(told_s, clock.elapsed_s)
     elapsed_s = max([elapsed_s, *map(noted, elapsed_files)])
     if clock is None:
         return BudgetUsed(elapsed_s)
@@ -79,15 +76,8 @@ def used_so_far(path: Path, told_s: float, elapsed_files: Sequence[Path]) -> Bud
 
 
 class BudgetClock:
-    """Counts the budget of one attempt on top of the earlier ones. Thread-safe.
-
-    Args:
-        used: by earlier attempts.
-        gpus: GPUs of this attempt's job.
-        note: file in which the agent's keeper notes how long the agent ran; None: there is no keeper.
-        suspension_s: a longer gap is not counted, but for what the keeper noted.
-        now: returns monotonic seconds.
-    """
+    """Counts the budget of one attempt on top of the earlier ones (`used`). Thread-safe. `gpus`: of this attempt's job; `note`: file in
+    which the agent's keeper notes how long the agent ran; `suspension_s`: a longer gap counts only as far as that file says."""
 
     def __init__(
         self,
@@ -113,19 +103,16 @@ class BudgetClock:
         self._thread = threading.Thread(target=self._loop, name="clock", daemon=True)
 
     def start(self) -> None:
-        """Start counting."""
         self.resume()
         self.persist()
         self._thread.start()
 
     def pause(self) -> None:
-        """Stop counting until `resume`, because no agent runs."""
         self.tick()
         with self._lock:
             self._last = None
 
     def resume(self) -> None:
-        """Resume counting."""
         with self._lock:
             self._last = self._now()
 
@@ -139,7 +126,6 @@ class BudgetClock:
             self.persist()
 
     def tick(self) -> None:
-        """Add the interval since the last tick."""
         now, last = self._now(), self._last
         # Read without the lock: whatever holds up a read must not hold up the counting.
         noted_s = noted(self._note) if last is not None and now - last > self.suspension_s else 0.0
@@ -166,12 +152,11 @@ class BudgetClock:
 
     @property
     def limit_s(self) -> float:
-        """Return the seconds that the run may use: its budget, and what was given back for waiting on graders."""
+        """Return the seconds that the run may use, those given back for waiting on graders among them."""
         return self.budget.wall_clock_s + self._used.given_back_s
 
     @property
     def left_s(self) -> float:
-        """Return the seconds left; never negative."""
         return max(0.0, self.limit_s - self.elapsed_s)
 
     def give_back(self, seconds: float) -> float:
@@ -185,7 +170,6 @@ class BudgetClock:
 
     @property
     def progress(self) -> Progress:
-        """Return the run's progress over all attempts."""
         return self._used.progress
 
     def note(self, **update: Any) -> None:
@@ -193,7 +177,7 @@ class BudgetClock:
         self._used.progress = self._used.progress.model_copy(update=update)
 
     def persist(self) -> None:
-        """Write clock.json. A failure is logged and the next write tries again, while the agent works on."""
+        """Write clock.json. A failure is logged, and the next write tries again."""
         with self._writing:  # one writer at a time, so that an older state never overwrites a newer one
             self._counter += 1
             with self._lock:
@@ -216,9 +200,8 @@ class BudgetClock:
 
 @dataclass
 class Waits:
-    """Seconds that a run waits for graders, by this process's own clock. Waiting counts once, however many submissions
-    wait: only while the oldest has been unclaimed for more than `free_s` and no grader works on any submission of this
-    run. So an agent gains nothing by flooding the queue."""
+    """Seconds that a run waits for graders. They count once, however many submissions wait: only while the oldest has been unclaimed for
+    more than `free_s` and no grader works on any of this run. So an agent gains nothing by flooding the queue."""
 
     free_s: float
     since: dict[str, float] = field(default_factory=dict)
@@ -241,8 +224,8 @@ class Waits:
 
 # --- the GPUs of this job, which GPU-hours count whether used or not
 
+# A step's variables come first: with `placement: step` the grader has one of the job's GPUs.
 NAMED_BY = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""A step's variables come first: with `placement: step` the grader has one of the job's GPUs."""
 NO_DEVICE = frozenset({"", "-1", "none", "void", "NoDevFiles"})
 
 
@@ -267,33 +250,22 @@ def gpu_models(driver: Path = Path("/proc/driver/nvidia/gpus")) -> str | None:
     return ", ".join(sorted(found)) or None
 
 
-# --- the limits: parts, warnings, and what ends the run.
-# When a part is used up, the driver is closed. After the last grace, in which submissions still count, the agent gets TERM.
-# Using up the submissions doesn't end the run; further ones are refused.
+# --- the limits: parts, warnings, and what ends the run. When a part is used up, the driver is closed. After the last grace, in which
+# submissions still count, the agent gets TERM. Used-up submissions don't end the run; further ones are refused.
 
 WARN_AT = (50, 80, 95)  # percent of a part at which the agent is warned
 HOUR_S = 3600.0
-
-ENDS = {
-    "wall_clock_s": EndedBy.BUDGET,
-    "gpu_hours": EndedBy.GPU_HOURS,
-    "tokens": EndedBy.TOKENS,
-    "cost_usd": EndedBy.COST,
-}
-WORDS = {
-    "wall_clock_s": "time",
-    "gpu_hours": "GPU-hours",
-    "tokens": "driver tokens",
-    "cost_usd": "driver cost",
-    "submissions": "submissions",
-}
-EXHAUSTED = {"tokens": "tokens", "cost": "cost_usd"}
-"""From the gateway's name of a used-up limit to the part's name here."""
+# The name of each part in messages, and what ends a run that has used it up.
+WORDS = {"wall_clock_s": "time", "gpu_hours": "GPU-hours", "tokens": "driver tokens", "cost_usd": "driver cost"}
+WORDS["submissions"] = "submissions"
+ENDS = {"wall_clock_s": EndedBy.BUDGET, "gpu_hours": EndedBy.GPU_HOURS}
+ENDS |= {"tokens": EndedBy.TOKENS, "cost_usd": EndedBy.COST}
+EXHAUSTED = {"tokens": "tokens", "cost": "cost_usd"}  # the gateway's names of used-up limits
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the budget. If `limit` is None it is counted but not limited."""
+    """One part of the budget, and its limit, if it has one."""
 
     name: str
     used: float
@@ -301,31 +273,27 @@ class Part:
 
     @property
     def left(self) -> float | None:
-        """Return what is left, never negative; None if there is no limit."""
         return None if self.limit is None else max(0.0, self.limit - self.used)
 
     @property
     def text(self) -> str:
-        """Return used and limit as text for people."""
         return f"{amount(self.name, self.used)} of {amount(self.name, self.limit or 0.0)}"
 
 
 @dataclass
 class BudgetLimits:
-    """Compares a run's use with its budget. `use`: returns what the driver has answered so far, over all attempts; None
-    without a driver; `exhausted`: returns the limit that the gateway reports as used up; None if none."""
+    """Compares a run's use with its budget. What the functions return:"""
 
     clock: BudgetClock
-    use: Callable[[], DriverUse | None] = lambda: None
-    exhausted: Callable[[], str | None] = lambda: None
-    submissions: Callable[[], int] = lambda: 0  # returns the number of different contents accepted so far
+    use: Callable[[], DriverUse | None] = lambda: None  # what the driver has answered, over all attempts
+    exhausted: Callable[[], str | None] = lambda: None  # the limit that the gateway reports as used up
+    submissions: Callable[[], int] = lambda: 0  # the number of different contents accepted so far
 
     def __post_init__(self) -> None:
         self.budget = self.clock.budget
         self._lock = threading.Lock()
 
     def parts(self) -> list[Part]:
-        """Return all parts with their current use."""
         budget, used, driver = self.budget, self.clock.used, self.use()
         found = [
             Part("wall_clock_s", used.elapsed_s, self.clock.limit_s),
@@ -357,7 +325,7 @@ class BudgetLimits:
 
     @property
     def out_of(self) -> EndedBy | None:
-        """Return which part was used up first; None if none is."""
+        """Return which part was used up first."""
         return self.clock.progress.out_of
 
     @property
@@ -380,7 +348,6 @@ class BudgetLimits:
 
     @property
     def has_driver(self) -> bool:
-        """Return whether the run has a driver."""
         return self.use() is not None
 
     def told(self) -> dict[str, Any]:
@@ -413,7 +380,6 @@ class BudgetLimits:
         return "".join(lines) or None
 
     def _warning(self, part: Part, exhausted: bool) -> BudgetWarning | None:
-        """Return a warning for the highest mark that this part has newly passed; None if there is none."""
         percent = 100.0 * part.used / part.limit if part.limit is not None else 0.0
         passed = max((mark for mark in (*WARN_AT, 100) if exhausted or percent >= mark), default=0)
         told = max((w.percent for w in self.clock.progress.warnings if w.budget == part.name), default=0)
@@ -429,13 +395,11 @@ class BudgetLimits:
 
 
 def last_words(grace_s: float, driver: bool) -> str:
-    """Return the message to the agent when the last grace begins."""
     closed = "the driver answers no more; " if driver else ""
     return f"{closed}{grace_s:.0f} s are left to submit what there is, then everything is ended"
 
 
 def amount(name: str, value: float) -> str:
-    """Format an amount of a part of the budget for people."""
     if name == "wall_clock_s":
         return f"{value:.0f} s"
     if name == "cost_usd":

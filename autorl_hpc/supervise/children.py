@@ -1,9 +1,6 @@
-"""Run the supervisor's child processes: the gateway to the driver (`GatewayProcess`) and the recorder (`RecorderProcess`).
-
-Both are restarted when they die or hang (`OwnChild`). The gateway is the agent's only way to its driver. A restarted
-gateway has the same token, port and socket; the supervisor owns the sockets, so a client that connects in between waits and
-is not refused. driver.jsonl is the source of truth for driver use: the gateway reads it at its start, the supervisor at the
-end. Every wait for the recorder is bounded, and no failure of it affects the run.
+"""Run the supervisor's child processes: the gateway to the driver (`GatewayProcess`) and the recorder (`RecorderProcess`). Both are
+restarted when they die or hang. A restarted gateway has the same token, port and socket, which the supervisor owns: a client that
+connects in between waits. driver.jsonl is the source of truth for driver use. No failure of the recorder affects the run.
 """
 
 from __future__ import annotations
@@ -43,15 +40,13 @@ STEADY_S = 60.0  # a child that lived this long is restarted without counting it
 
 
 class OwnChild(ABC):
-    """A module of the suite that runs beside the agent and talks by JSON lines, asked by pipe whether it answers.
-    `hung_pings`: unanswered pings in a row after which it is killed. More than one, because a busy node is slow; not a
-    time, because both processes may have been suspended."""
+    """A module of the suite that runs beside the agent and talks by JSON lines."""
 
     name: ClassVar[str]
     module: ClassVar[str]
     pauses_s: tuple[float, ...]  # before each restart; the last one is repeated
     ping_s: float
-    hung_pings: int
+    hung_pings: int  # unanswered in a row, after which it is killed; no time, because both may have been suspended
     end_s = 10.0
 
     def __init__(self, run: RunDir, clock: BudgetClock) -> None:
@@ -87,8 +82,7 @@ class OwnChild(ABC):
             return self._process if taken else None
 
     @abstractmethod
-    def spawn(self) -> subprocess.Popen[bytes]:
-        """Start the process."""
+    def spawn(self) -> subprocess.Popen[bytes]: ...
 
     @abstractmethod
     def first_lines(self) -> list[bytes]:
@@ -117,7 +111,6 @@ class OwnChild(ABC):
             self._ending.wait(pause_s)
 
     def _live(self) -> dict[str, Any]:
-        """Run one process from start to end. Return how it ended."""
         process = None
         try:
             process = self._start()
@@ -188,8 +181,7 @@ class OwnChild(ABC):
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> bool:
-    """Write a line to a process; False if it doesn't take it, because it died or is stopped; what matters is sent again. Lines
-    are never split: a pipe takes a write shorter than a page whole, and the first line finds it empty."""
+    """Write a line, never split (shorter than a page); False if the process doesn't take it: what matters is sent again."""
     assert process.stdin is not None
     try:
         return os.write(process.stdin.fileno(), line) == len(line)
@@ -205,15 +197,14 @@ POLL_S, QUIET_S = 0.02, 0.2
 
 
 class GatewayProcess(OwnChild):
-    """The gateway of one attempt, from its first start to its last end. `unix`: Unix socket on which it listens besides
-    its port. `hear_out_s`: limits how long a busy node can delay the agent's end."""
+    """The gateway of one attempt, over all its starts. `unix`: socket on which it listens besides its port."""
 
     name = "gateway"
     module = "autorl_hpc.gateway"
     pauses_s = (0.0, 0.5, 2.0, 5.0, 15.0)
     ping_s = 15.0
     hung_pings = 8
-    hear_out_s = 10.0
+    hear_out_s = 10.0  # how long a busy node can delay the agent's end
 
     def __init__(
         self,
@@ -238,8 +229,7 @@ class GatewayProcess(OwnChild):
         self._proxy: str | None = None
 
     def start(self) -> None:
-        """Start the gateway and wait until it listens. Raises AutorlError: it doesn't start, or no proxy setting leads to
-        the driver."""
+        """Start it and wait until it listens. Raises AutorlError: it doesn't, or no proxy setting leads to the driver."""
         self._proxy = None if self.spec.url is None else proxy_to(self.spec.url, self.spec.proxy, self._outer)
         self._sockets = listening_at(self.unix)
         self.port = int(self._sockets[0].getsockname()[1])
@@ -263,9 +253,8 @@ class GatewayProcess(OwnChild):
         return self._use
 
     def hear_out(self) -> None:
-        """Wait until the gateway has reported all answered requests, at most `hear_out_s`. It reports a request at about the
-        time of its answer, and its reports come in order: nothing is outstanding after its reply to a question asked now and
-        `QUIET_S` of silence. If it died, all its reports were read before `_process` was cleared or replaced."""
+        """Wait, `hear_out_s` at most, until the gateway has reported all answered requests. Its reports come in order: nothing is
+        outstanding after its reply to a question asked now and `QUIET_S` of silence."""
         ends_at = time.monotonic() + self.hear_out_s
         number, asked = self.ping()
         self.deaf = asked is None
@@ -285,11 +274,10 @@ class GatewayProcess(OwnChild):
         self.tell_again()
 
     def tell_again(self) -> None:
-        """Send the elapsed time, for the gateway's log, and, if it is closed, the reason again."""
+        """Send the elapsed time, for the gateway's log, and why it is closed."""
         self.send({"closed": self._closed} if self._closed else {})
 
     def end(self) -> None:
-        """End the gateway. Answers under way are cut off, as the agent is."""
         super().end()
         for each in self._sockets:
             each.close()
@@ -305,7 +293,6 @@ class GatewayProcess(OwnChild):
             return start_own(self.module, env, stderr=said, pass_fds=[each.fileno() for each in self._sockets])
 
     def first_lines(self) -> list[bytes]:
-        """Return the job, on its standard input, where no other process can read it."""
         spec, budget = self.spec, self.clock.budget
         key = key_path(self.experiment, self.driver, spec)
         vllm = spec.kind == "vllm"
@@ -351,24 +338,17 @@ GPUS_OF_JOB = "SLURM_JOB_GPUS"  # variable that tells which visible GPUs belong 
 
 
 class RecorderProcess(OwnChild):
-    """The recorder of one attempt, from its first start to its last end.
-
-    Attributes:
-        answer_s: how long a submission waits for the revision of its code, from the moment that its manifest was seen.
-        patience_s: limit for these waits over all submissions; a tenth of the time refills it, so that intake is never slow.
-        begin_s: how long the first submission waits for the recorder's start.
-        end_s: the recorder itself takes at most 3 s to close.
-    """
+    """The recorder of one attempt, over all its starts."""
 
     name = "recorder"
     module = "autorl_hpc.recorder"
     pauses_s = (1.0, 5.0, 30.0, 120.0, 600.0)
     ping_s = 10.0
     hung_pings = 6
-    answer_s = 2.0
-    patience_s = 6.0
-    begin_s = 1.0
-    end_s = 5.0
+    answer_s = 2.0  # how long a submission waits for the revision of its code
+    patience_s = 6.0  # limit for these waits; a tenth of the time refills it, so that intake is never slow
+    begin_s = 1.0  # how long the first submission waits for the recorder's start
+    end_s = 5.0  # the recorder itself takes at most 3 s to close
 
     def __init__(
         self,
@@ -389,8 +369,8 @@ class RecorderProcess(OwnChild):
         self._waited_s, self._waited_at = 0.0, time.monotonic()
 
     def ask(self, submission_id: int) -> Callable[[], str | None]:
-        """Ask the recorder to commit the code now. Return a function that waits briefly for the commit hash; it returns None
-        if nothing was recorded. After `end`, it returns the last revision, which the agent can no longer change."""
+        """Ask the recorder to commit the code now. Return a function that waits briefly for the commit hash, None if nothing was
+        recorded. After `end` it is the last revision, which the agent can no longer change."""
         if self._ending.is_set():
             return lambda: self._last_revision
         self._begun.wait(self.begin_s)
@@ -417,12 +397,10 @@ class RecorderProcess(OwnChild):
         return answer
 
     def spawn(self) -> subprocess.Popen[bytes]:
-        return start_own(
-            self.module, {name: os.environ[name] for name in (*ALLOWED, GPUS_OF_JOB) if name in os.environ}
-        )
+        env = {name: os.environ[name] for name in (*ALLOWED, GPUS_OF_JOB) if name in os.environ}
+        return start_own(self.module, env)
 
     def first_lines(self) -> list[bytes]:
-        """Return the job."""
         self._started_at = time.monotonic()
         job = RecorderJob(
             run_folder=self.run.path.absolute(),

@@ -1,5 +1,4 @@
-"""Set up the sandbox of one attempt: which paths the agent may reach, the level that enforces it, and its sockets; ask in it
-which version the agent's program has."""
+"""Set up the sandbox of one attempt: which paths the agent may reach, the level, its sockets; ask in it for the agent's version."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ from autorl_hpc.sandbox.sandbox_plan import (
 from autorl_hpc.states import Fault, SandboxLevel
 from autorl_hpc.supervise.workspace import Placing, placed
 
-MAX_TMP_BYTES = 60
-"""Of $TMPDIR: Python's own sockets add 31 bytes to it, other programs' more, and 107 is the limit."""
+MAX_TMP_BYTES = 60  # of $TMPDIR: Python's own sockets add 31 bytes to it, other programs' more, and 107 is the limit
 
 
 class Confinement:
@@ -91,22 +89,15 @@ class Confinement:
             socket_folder=self.socket_folder,
             image=None if image is None else str(image),
         )
+        # On which bridge and gateway listen besides their ports.
+        self.socket, self.driver_socket = (
+            Path(self.socket_folder) / name for name in (SOCKET_NAME, DRIVER_SOCKET_NAME)
+        )
         self._chosen: ChosenLevel | None = None
 
-    @property
-    def socket(self) -> Path:
-        """Return the Unix socket on which the bridge listens besides its port."""
-        return Path(self.socket_folder) / SOCKET_NAME
-
-    @property
-    def driver_socket(self) -> Path:
-        """Return the Unix socket on which the gateway listens besides its port."""
-        return Path(self.socket_folder) / DRIVER_SOCKET_NAME
-
     def choose(self, port: int, env: Mapping[str, str], attempt: int, *, driver_port: int | None = None) -> SandboxUsed:
-        """Choose the sandbox level by trying the levels on this node. Raises AutorlError: this node can't provide what the
-        experiment demands. `port`: the bridge's port, which is the same inside the sandbox; `driver_port`: the gateway's
-        port; None if there is no gateway."""
+        """Choose the sandbox level by trying the levels on this node. `port`: the bridge's, the same inside; `driver_port`: the
+        gateway's; None without one. Raises AutorlError: this node can't provide what the experiment demands."""
         driver = () if driver_port is None else ((driver_port, DRIVER_SOCKET_NAME),)
         plan = dataclasses.replace(self._plan, ways=((port, SOCKET_NAME), *driver))
         if self.spec.sandbox.level != AUTO or plan.image is not None:
@@ -133,14 +124,10 @@ class Confinement:
         except AutorlError as error:
             if level == self.spec.sandbox.level:
                 raise
-            what = f"{error.what}. The first attempt of this experiment ran at level {level}, and `auto` means one level for all its runs"
-            advice = (
-                "give these jobs nodes like the first one's (`constraint` in the profile), or launch a new experiment"
-            )
-            where, code = self._first, error.exit_code
-            raise AutorlError(
-                what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=code, passes=True
-            ) from None
+            error.what += f". The first attempt of this experiment ran at level {level}, and `auto` means one level for all its runs"
+            error.where = str(self._first)
+            error.next_step = "give these jobs nodes like the first one's (`constraint` in the profile), or launch anew"
+            raise
 
     @property
     def placing(self) -> Placing:
@@ -159,12 +146,10 @@ class Confinement:
 
 
 def _real(*folders: Path) -> set[str]:
-    """Return the folders as named and with links resolved."""
     return {str(folder) for folder in folders} | {os.path.realpath(folder) for folder in folders}
 
 
 def _prefixes(venv: Path | None) -> list[str]:
-    """Return the folders of the Pythons that agents run: the suite's own, and the one that the environment's venv links to."""
     found = [sys.prefix, sys.base_prefix]
     if venv is not None:
         real = Path(os.path.realpath(venv / "bin" / "python")).parent.parent
@@ -173,7 +158,6 @@ def _prefixes(venv: Path | None) -> list[str]:
 
 
 def _named(readable: Sequence[str], private: set[str]) -> list[str]:
-    """Return the folders that the experiment names in `sandbox.readable`, after checking them against the private folders."""
     for path in readable:
         real = os.path.realpath(path)
         if any(below(real, folder) or below(folder, real) for folder in private):
@@ -183,33 +167,26 @@ def _named(readable: Sequence[str], private: set[str]) -> list[str]:
     return list(readable)
 
 
-# --- the version of the agent's program, asked before the budget's clock starts, for the record only: if a program answers
-# nothing or too late, the version is null and the run goes on.
+# --- asked before the budget's clock starts, for the record only: no answer, or one that is too late, is null, and the run goes on
 
-VERSION_LIMIT_S = 60.0
-"""openhands needs 9 s of CPU for it, and large programs are read from a file server here for the first time."""
-
+VERSION_LIMIT_S = (
+    60.0  # openhands needs 9 s of CPU, and large programs are read from a file server here for the first time
+)
 MOST_BYTES = 4096  # far less than a pipe holds, so that the program never blocks while it runs
+Argv = Callable[[Sequence[str]], list[str]]
 
 ASK = f"""set -o pipefail
 home=$(mktemp -d) || exit 1
 trap 'rm -rf "$home"' EXIT
-HOME=$home "$@" 2>&1 </dev/null | head -c {MOST_BYTES}"""
-"""With an empty home, so that files of an earlier attempt have no effect."""
+HOME=$home "$@" 2>&1 </dev/null | head -c {MOST_BYTES}"""  # with an empty home: files of an earlier attempt have no effect
 
 
 def note_version(
-    events: Path,
-    agent: Agent,
-    attempt: int,
-    argv: Callable[[Sequence[str]], list[str]],
-    env: Mapping[str, str],
-    mark: str,
-    stop: Callable[[], bool],
+    events: Path, agent: Agent, attempt: int, argv: Argv, env: Mapping[str, str], mark: str, stop: Callable[[], bool]
 ) -> None:
-    """Write the version of the agent's program into the run's events; nothing for an agent without a program. `argv`:
-    returns a command as it runs in the sandbox; `env`: with the agent's mark; without secrets, with
-    the definition's PYTHONPATH alone, since what the agent can write must not be imported; `stop`: returns whether the attempt is to end."""
+    """Write the version of the agent's program, if it has one, into the run's events. `argv`: returns a command as it runs in the
+    sandbox; `env`: without secrets, with the definition's PYTHONPATH alone, as nothing that the agent can write may be imported;
+    `stop`: ends it."""
     program = agent.file.program
     if program:
         found = VERSION.search(_ask(argv(["bash", "-c", ASK, "version", *program]), env, mark, stop, VERSION_LIMIT_S))
@@ -218,16 +195,9 @@ def note_version(
 
 
 def note_torch(
-    events: Path,
-    granted: int,
-    attempt: int,
-    argv: Callable[[Sequence[str]], list[str]],
-    env: Mapping[str, str],
-    mark: str,
-    stop: Callable[[], bool],
+    events: Path, granted: int, attempt: int, argv: Argv, env: Mapping[str, str], mark: str, stop: Callable[[], bool]
 ) -> str | None:
-    """Ask the torch that the agent will use whether it sees the GPUs granted; write into the run's events if not, and return
-    why. Arguments as for `note_version`."""
+    """Ask the agent's torch whether it sees the GPUs granted; return why not, and write it into the run's events."""
     said = _ask(argv(["python3", "-s", "-c", TORCH_SAYS]), env, mark, stop, TORCH_LIMIT_S) if granted else ""
     why = unseen_gpus(said, granted)
     if why:

@@ -1,7 +1,5 @@
-"""Search the workspace for held-out items: after accepted submissions, and once after the agent's end.
-
-A thread waits for accepted submissions and starts the scanner, a process that searches once, at the lowest priority while
-the agent works. Results go only into the ledger and never change the run. See docs/threat-model.md.
+"""Have the scanner search the workspace for held-out items, after accepted submissions and once after the agent's end. Results go only
+into the ledger and never change the run. See docs/threat-model.md.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ log = logging.getLogger("autorl_hpc.supervisor")
 
 POLL_S = 0.5
 LOOK_S = 120.0  # limit of one search while the agent works
-REST_FACTOR = 3.0
-"""Each search is followed by a rest this many times as long, so that searching takes at most a quarter of a core."""
-
-REST_LEAST_S = 2.0
+REST_FACTOR, REST_LEAST_S = (
+    3.0,
+    2.0,
+)  # a search is followed by a rest so many times as long: a quarter of a core at most
 END_S = 10.0  # limit of the last search, from the agent's end to the seal, however much is left to read
 SETTLE_S = 2.0  # how long a search that is running at the agent's end may take to report its results
 KILL_AFTER_S = 5.0  # a scanner that exceeds its time by this much is stuck in a file and is killed
@@ -54,9 +52,8 @@ class ContaminationWatch:
         self._thread.start()
 
     def finish(self, stop: Callable[[], bool]) -> None:
-        """Search a last time, END_S seconds at most, also for submissions that were not covered yet. Call it before the
-        seal. It does nothing if no submission was accepted, because then no score depends on it. `stop`: called ten times
-        a second; True ends the search without an entry, and the next attempt repeats it."""
+        """Before the seal, search a last time, END_S at most, if a submission was accepted: else no score depends on it. `stop`: asked
+        ten times a second; True ends it without an entry, and the next attempt repeats it."""
         self._ending.set()
         if not self.chain.view.accepted():
             return
@@ -84,21 +81,17 @@ class ContaminationWatch:
             rest_until = time.monotonic() + max(REST_LEAST_S, REST_FACTOR * (time.monotonic() - begun))
 
     def _due(self) -> list[int]:
-        """Return the accepted submissions that no search covers yet, in order."""
         view = self.chain.view
         seen = {n for c in view.contaminations for n in (c.submission_id, *c.also) if n is not None}
         return [s.submission_id for s in view.accepted() if s.submission_id not in seen]
 
     def _look(self, seconds: float, *, beside: bool, stop: Callable[[], bool] = lambda: False) -> Contamination:
-        """Run one search of at most `seconds`. `beside`: the agent is working, so use the lowest priority."""
         places = {"experiment": str(self.experiment.path.absolute()), "workspace": str(self.workspace().absolute())}
         job = {**places, "run": self.run_id, "seconds": seconds, "beside": beside}
         given: bytes | None = b"".join(json.dumps(line).encode() + b"\n" for line in (job, self._state))
         env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        why, deadline = (
-            "the scanner was ended from outside, or died of a file",
-            time.monotonic() + seconds + KILL_AFTER_S,
-        )
+        why = "the scanner was ended from outside, or died of a file"
+        deadline = time.monotonic() + seconds + KILL_AFTER_S
         try:
             self._scanner = process = start_own("autorl_hpc.supervise.scanner", env)
             try:
@@ -135,7 +128,6 @@ class ContaminationWatch:
             log.warning("a look for held-out items could not be recorded: %s", error)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to the newest scanner; nothing happens if it has ended."""
         if self._scanner is not None:
             self._scanner.send_signal(number)
 

@@ -1,7 +1,5 @@
-"""Copy a linted checkpoint while hashing and scanning it: each byte is read once, and what was hashed is what is stored.
-
-For an adapter, the base model's files are copied with the adapter added to their rows on the way, and the sum is hashed.
-Each tensor has its own hash, so several threads work on different tensors; hashlib, reads and writes release the GIL.
+"""Copy a linted checkpoint while hashing and scanning it: each byte is read once, and what was hashed is what is stored. For an
+adapter, the base model's files are copied with the adapter added on the way. Each tensor has its own hash, so threads share the work.
 """
 
 from __future__ import annotations
@@ -22,20 +20,12 @@ from autorl_hpc.states import Fault
 from autorl_hpc.supervise.adapters import ADAPTER_WEIGHTS, LintedAdapter, Merge, one_threaded_numpy
 from autorl_hpc.supervise.lint import BaseModel, Linted, read_exactly
 
-CHUNK_BYTES = 4 * 1024 * 1024
-"""Small enough that hash and scan read it from the CPU caches, large enough for a shared file system."""
-
+CHUNK_BYTES = 4 * 1024 * 1024  # small enough for the CPU caches, large enough for a shared file system
+# Bit patterns from which on a value is Inf or NaN, without the sign bit. The largest pattern read as a signed number finds the positive
+# ones, the largest read as unsigned finds the negative ones.
 FIRST_NOT_FINITE = {"F32": ("<u4", "<i4", 0x7F800000), "BF16": ("<u2", "<i2", 0x7F80), "F16": ("<u2", "<i2", 0x7C00)}
-"""Bit patterns from which on a value is Inf or NaN, with or without the sign bit. The largest pattern read as a signed number
-finds the positive ones, the largest read as unsigned finds the negative ones."""
-
-FIRST_OVERFLOWING = {
-    ("F32", "bfloat16"): 0x7F7F8000,
-    ("F32", "float16"): 0x477FF000,
-    ("BF16", "float16"): 0x4780,
-}
-"""Bit patterns from which on a finite value becomes Inf when rounded to nearest even in the recipe's dtype: half a step above
-the largest number of that dtype (65,520 for fp16)."""
+# Those from which on a finite value becomes Inf when rounded to nearest even in the recipe's dtype: half a step above its largest number.
+FIRST_OVERFLOWING = {("F32", "bfloat16"): 0x7F7F8000, ("F32", "float16"): 0x477FF000, ("BF16", "float16"): 0x4780}
 
 
 @dataclass(frozen=True)
@@ -49,10 +39,8 @@ class Copied:
 
 
 def copy_checkpoint(linted: Linted, base: BaseModel, target: Path, dtype: str) -> Copied:
-    """Copy the weight files into `target`. `dtype`: the recipe's dtype, in which the grader loads the weights: `float32`,
-    `bfloat16` or `float16`. Raises Refused: a tensor holds NaN or Inf, or would in that dtype; a head is all zero or
-    constant; a tied head differs; or a file changed during the copy; OSError: reading or writing failed (`errno` shows
-    whose fault it is)."""
+    """Copy the weight files into `target`. `dtype`: the recipe's (`float32`, `bfloat16`, `float16`). Raises Refused: a tensor holds NaN or
+    Inf, or would in that dtype; a head is zero or constant; a tied head differs; a file changed meanwhile; OSError."""
     one_threaded_numpy()
     given = {ADAPTER_WEIGHTS: linted.fd} if isinstance(linted, LintedAdapter) else linted.files
     before = {name: _signature(fd) for name, fd in given.items()}
@@ -67,9 +55,7 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path, dtype: str) -
             read_exactly(fd, header, 0, name)
             _write(outputs[name], header, 0)
         with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0))), thread_name_prefix="copy") as pool:
-            futures = [
-                pool.submit(_copy_tensor, tensor, linted, outputs[tensor.file], stop, dtype) for tensor in ordered
-            ]
+            futures = [pool.submit(_copy_tensor, each, linted, outputs[each.file], stop, dtype) for each in ordered]
             try:
                 digests = {tensor.name: future.result() for tensor, future in zip(ordered, futures, strict=True)}
             except BaseException:
@@ -93,7 +79,6 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path, dtype: str) -
 
 
 def _judge(linted: Linted, base: BaseModel, found: dict[str, tuple[str, str]], size_bytes: int) -> Copied:
-    """Return the result by each tensor's digests, with the adapter and before it was added."""
     kept = [tensor for tensor in linted.tensors if not (linted.extra_head and tensor.name == HEAD_NAME)]
     digests = {name: digest for name, (digest, _) in found.items()}
     before = content_hash((t.name, t.dtype, t.shape, found[t.name][1]) for t in kept)
@@ -103,10 +88,10 @@ def _judge(linted: Linted, base: BaseModel, found: dict[str, tuple[str, str]], s
     if linted.extra_head:
         embedding, kinds = base.embedding, {tensor.name: tensor.dtype for tensor in linted.tensors}
         if embedding is None or any(of[HEAD_NAME] != of[embedding] for of in (digests, kinds)):
-            advice = (
-                f"keep tie_word_embeddings as in the base model, and save without {HEAD_NAME}, as save_pretrained does"
+            what = f"{HEAD_NAME} differs from {embedding}, but the base model ties them"
+            raise Refused(
+                "untied_head", what, f"keep tie_word_embeddings, and save without {HEAD_NAME}, as save_pretrained"
             )
-            raise Refused("untied_head", f"{HEAD_NAME} differs from {embedding}, but the base model ties them", advice)
     return Copied(
         content_hash=content_hash((t.name, t.dtype, t.shape, digests[t.name]) for t in kept),
         digests=digests,
@@ -178,8 +163,7 @@ def _refuse_not_finite(chunk: memoryview, tensor: TensorSpec, merged: bool, dtyp
 
 
 def _refuse_head(tensor: TensorSpec, copy: int) -> None:
-    """Refuse a head or embedding that is all zero, or whose rows are equal, so that all tokens are the same to the model. A usual
-    one is told by its first rows."""
+    """Refuse a head or embedding that is all zero or whose rows are equal. A usual one is told by its first rows."""
     advice = "this model can't answer anything: check how it was saved"
     if not any(bool((rows << 1).any()) for rows in _blocks(tensor, copy)):  # without the sign: -0.0 is zero too
         raise Refused("zero_head", f"every value of {tensor.name} is zero", advice)

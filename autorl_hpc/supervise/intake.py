@@ -1,8 +1,7 @@
 """Take submissions from a workspace into the ledger and the graders' queue: manifests, `ResultWriter` (answers), `Intake`.
 
-Intake opens a manifest in submissions/ by directory descriptor, validates it, lints the checkpoint, copies it while
-hashing, installs it under artifacts/, writes it into the ledger and queues it, in this order. Each step can be repeated, so
-a kill at any step is repaired. The answer is written to results/<manifest id>.json.
+A manifest in submissions/ is opened by descriptor and validated; the checkpoint is linted, copied while hashing, installed under
+artifacts/, written into the ledger and queued, in this order. Each step can be repeated, so a kill at any step is repaired.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ def _manifest_names(folder: Folder) -> list[str]:
 
 
 def _identity(folder: Folder, name: str) -> tuple[str, int, int] | None:
-    """Return what distinguishes a file from another one that is renamed over it; None if it is gone. Raises OSError if the file
-    system failed."""
+    """Return what distinguishes a file from another one that is renamed over it; None if it is gone."""
     try:
         info = again(lambda: os.stat(name, dir_fd=folder.fd, follow_symlinks=False))
     except OSError as error:
@@ -66,8 +64,7 @@ def _identity(folder: Folder, name: str) -> tuple[str, int, int] | None:
 
 
 def read_manifest(folder: Folder, name: str, manifest_id: str) -> Manifest:
-    """Read and validate a manifest by descriptor. Raises Refused: it is not a regular file, too large, not JSON, or no valid manifest;
-    the message names the field; OSError: the file system failed."""
+    """Read and validate a manifest by descriptor. Raises Refused: what is wrong, with the field; OSError: the file system failed."""
     try:
         fd = open_regular(folder.fd, (name,))
     except OSError as error:
@@ -79,8 +76,7 @@ def read_manifest(folder: Folder, name: str, manifest_id: str) -> Manifest:
     with os.fdopen(fd, "rb") as file:
         size, data = os.fstat(fd).st_size, file.read(MAX_MANIFEST_BYTES + 1)
     if len(data) > MAX_MANIFEST_BYTES:
-        what = f"the manifest has {size} bytes, at most {MAX_MANIFEST_BYTES} are read"
-        raise _refused("manifest_too_large", what)
+        raise _refused("manifest_too_large", f"the manifest has {size} bytes, at most {MAX_MANIFEST_BYTES} are read")
     if not data.strip():
         raise _refused("manifest_empty", "the manifest is empty")
     try:
@@ -100,8 +96,8 @@ def _refused(code: str, what: str, advice: str = HOW_TO) -> Refused:
 
 
 def open_model_folder(top: Folder, workspace: Path, given: str) -> tuple[int, str]:
-    """Open the folder that a manifest names, part by part, following no link. Return (descriptor, relative path). `top`: the open
-    workspace. Raises Refused: the path leaves the workspace, contains a link, or is not a folder; OSError: the file system failed."""
+    """Open the folder that a manifest names below the open workspace `top`, following no link. Return (descriptor, relative path).
+    Raises Refused: it leaves the workspace, contains a link, or is no folder; OSError: the file system failed."""
     parts = _relative_parts(workspace, given)
     try:
         return open_below(top.fd, tuple(parts), DIR_FLAGS), "/".join(parts)
@@ -135,17 +131,15 @@ def _relative_parts(workspace: Path, given: str) -> list[str]:
             raise Refused("path_outside", "model_path is an absolute path outside the workspace", IN_WORKSPACE)
         text = given[len(places[0]) :]
     parts = [part for part in text.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise Refused("path_outside", "model_path holds `..`", IN_WORKSPACE)
-    if not parts:
-        raise Refused("path_outside", "model_path is the workspace itself", IN_WORKSPACE)
+    if ".." in parts or not parts:
+        what = "model_path holds `..`" if parts else "model_path is the workspace itself"
+        raise Refused("path_outside", what, IN_WORKSPACE)
     if parts[0] in ("submissions", "results", *PRIVATE_FOLDERS):
         raise Refused("path_outside", f"model_path is in {parts[0]}/", "save checkpoints under output/")
     return parts
 
 
-# --- answers to the agent: results/<manifest id>.json, and the same object over the bridge, with the reference's fields
-# (submission_id, timestamp, model_path, score, baseline_score, improvement, elapsed_seconds, best, total_submissions) and ours
+# --- answers to the agent: results/<manifest id>.json, and the same object over the bridge, with the reference's fields and ours
 
 FINAL_STATES = (SubmissionState.REFUSED, SubmissionState.SCORED, SubmissionState.FAILED)
 
@@ -165,7 +159,7 @@ class ResultWriter:
         self._changed = threading.Condition()
 
     def update(self, view: RunView) -> None:
-        """Write all answers that are new in the view, and those that could not be written before, until one fails."""
+        """Write all answers that are new, and those that could not be written before, until one fails."""
         with self._changed:
             for manifest_id in list(self._unwritten):
                 del self._unwritten[manifest_id]
@@ -175,8 +169,7 @@ class ResultWriter:
                 self.tell(submission, view)
 
     def tell(self, submission: Submission, view: RunView) -> None:
-        """Write one submission's answer if it is new or has changed: its state, or the base model's score, which another grader
-        may add later."""
+        """Write one submission's answer if its state is new, or the base model's score, which may come later."""
         with self._changed:
             told, score = self._told.get(submission.manifest_id), view.score_of(submission)
             if told is None or told["status"] not in FINAL_STATES:
@@ -195,8 +188,7 @@ class ResultWriter:
             self._write(name)
 
     def wait(self, manifest_id: str, *, scored: bool, timeout_s: float) -> dict[str, Any] | None:
-        """Return the answer to a manifest, once it is accepted or refused (with `scored`: has a score); None after the
-        timeout."""
+        """Return the answer to a manifest once it is accepted or refused (`scored`: has a score); None after the timeout."""
 
         def told() -> bool:
             answer = self._told.get(manifest_id)
@@ -250,12 +242,10 @@ class ResultWriter:
 
     def _baseline(self, score: Score | None) -> float | None:
         """Return the base model's score by the same engine; None if it is not there yet."""
-        engine_hash = None if score is None else score.evaluation.engine_hash
-        if engine_hash is None:
+        if score is None or score.evaluation.engine_hash is None:
             return None
-        found = read_baseline(
-            self.baselines, baseline_key(self.record.science, _feedback_split(self.record), engine_hash)
-        )
+        key = baseline_key(self.record.science, _feedback_split(self.record), score.evaluation.engine_hash)
+        found = read_baseline(self.baselines, key)
         return None if found is None else found.evaluation.score
 
 
@@ -275,21 +265,14 @@ def _status(submission: Submission, score: Score | None) -> SubmissionState:
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
-MAX_RECORDED_REFUSALS = 1000
-"""Further refusals get an answer but no ledger entry, so that an agent can't fill the ledger."""
-
+MAX_RECORDED_REFUSALS = 1000  # further ones get an answer but no entry, so that an agent can't fill the ledger
 POLL_S = 2.0  # a poll returns after this long, so that its caller notices the end of the run
 
 
 @dataclass
 class Intake:
-    """Takes in the manifests of one run. Used by one thread at a time.
-
-    Attributes:
-        ask_revision: asks the recorder to commit the agent's code; the returned function gives the commit, or
-            None if it was not recorded.
-        end_poll_s: limit of the last poll; the remaining manifests are refused, so that the run can be sealed.
-    """
+    """Takes in the manifests of one run. Used by one thread at a time. `ask_revision`: asks the recorder to commit the agent's code; the
+    returned function gives the commit, None if it was not recorded."""
 
     experiment: ExperimentDir
     record: RunRecord
@@ -299,7 +282,7 @@ class Intake:
     answers: ResultWriter
     ask_revision: Callable[[int], Callable[[], str | None]] = lambda submission_id: lambda: None
     retry_s: float = 5.0  # pause after a failure of the file system
-    end_poll_s: float = 600.0
+    end_poll_s: float = 600.0  # limit of the last poll; the manifests that remain are refused
     max_copies: int = 1000  # submissions whose content was submitted before; further ones are refused
     refused_unrecorded: int = field(default=0, init=False)
 
@@ -319,14 +302,9 @@ class Intake:
         self._queue_unscored(self.chain.look())
 
     def poll(self, *, patient: bool = True, stop: Callable[[], bool] = lambda: False) -> int:
-        """Take in the manifests that are there. Return the number handled. Raises Superseded: a newer attempt has begun, or
-        the run is sealed; OSError: not patient, and the ledger or the queue can't be written.
-
-        Args:
-            patient: if the file system fails, leave the manifest for later, and return after `POLL_S`. Otherwise refuse it
-                with the cluster's fault, and take all manifests.
-            stop: called between two manifests; True ends the poll.
-        """
+        """Take in the manifests that are there until `stop()`; return how many. `patient`: if the file system fails, leave the manifest
+        for later, and return after `POLL_S`; else refuse it by the cluster's fault, and take all. Raises Superseded: a newer attempt
+        began, or the run is sealed; OSError: not patient, and ledger or queue can't be written."""
         if patient and time.monotonic() < self._again_at:
             return 0
         handled, ends_at = 0, time.monotonic() + (POLL_S if patient else self.end_poll_s)
@@ -372,9 +350,8 @@ class Intake:
         view, elapsed_s = self.chain.look(), self.clock.elapsed_s
         known = next((s for s in view.submissions.values() if s.manifest_id == manifest_id), None)
         if manifest_id in self._taken or (known is not None and known.manifest_file != file):
-            refusal = _refused(
-                "duplicate_id", f"manifest {manifest_id} was handled before", "drop each manifest under a new name"
-            )
+            what = f"manifest {manifest_id} was handled before"
+            refusal = _refused("duplicate_id", what, "drop each manifest under a new name")
             self._answer_only(f"{manifest_id}~again", self._refusal(manifest_id, None, refusal, elapsed_s), view)
             return
         if known is not None:  # an attempt was killed between ledger entry and answer
@@ -438,19 +415,12 @@ class Intake:
                 raise OSError(error.errno, what) from error
         view, is_base = self.chain.look(), copied.content_hash == self.base.content_hash
         if is_base and linted.inner:
-            where, kind = linted.inner
-            advice = (
-                f"these are the base model's own weights, and {kind} lies in {relative}/{where}: submit that folder"
-            )
+            where, kind = f"{relative}/{linted.inner[0]}", linted.inner[1]
+            advice = f"these are the base model's own weights, and {kind} lies in {where}: submit that folder"
         return Submission(
-            submission_id=max(view.submissions, default=0) + 1,
-            manifest_id=manifest_id,
+            **self._facts(view, manifest_id, manifest, elapsed_s) | {"model_path": relative},
             status="accepted",
-            model_path=relative,
-            note=None if manifest.note is None else printable(manifest.note),
             final=manifest.final,
-            elapsed_s=elapsed_s,
-            attempt=self.chain.attempt,
             content_hash=copied.content_hash,
             same_as=_answered_by(copied.content_hash, view),
             is_base=is_base,
@@ -463,8 +433,7 @@ class Intake:
         )
 
     def _other_base(self, adapter: LintedAdapter) -> str | None:
-        """Return a warning if an adapter names another base model than the run's. Raises Refused: it names a folder of the
-        agent's own, where a model lies that the adapter would have to be added to."""
+        """Return a warning if an adapter names another base model. Raises Refused: it names a folder of the agent's own."""
         named, mine, workspace = adapter.named, self.record.science.base_model, self.answers.workspace
         paths = [os.path.normpath(workspace / start / (named or "")) for start in ("", "code")]
         if named is None or str(workspace / "models" / mine) in paths:
@@ -483,17 +452,12 @@ class Intake:
         return f"{what}; the adapter was added to the base model of this run, {mine}: is it the one it was trained on?"
 
     def _copy(self, linted: Linted) -> Copied:
-        """Copy and install the checkpoint."""
         target = artifacts.new_folder(self.experiment.artifacts, self.record.run_id, self.chain.attempt)
         try:
             copied = copy_checkpoint(linted, self.base, target, self.record.science.recipe.dtype)
             self._refuse_surplus(copied.content_hash)
-            ready = {
-                "schema_version": 1,
-                "content_hash": copied.content_hash,
-                "tensors": copied.digests,
-                "not_in_hash": list(copied.not_in_hash),
-            }
+            facts = {"tensors": copied.digests, "not_in_hash": list(copied.not_in_hash)}
+            ready = {"schema_version": 1, "content_hash": copied.content_hash, **facts}
             # Last, because a folder without it doesn't count as an artifact.
             atomic.write_json(target / artifacts.READY_NAME, ready, mode=0o444)
             artifacts.install(self.experiment.artifacts, target, copied.content_hash, self.record.run_id)
@@ -504,7 +468,6 @@ class Intake:
         return copied
 
     def _refuse_surplus(self, content_hash: str) -> None:
-        """Refuse new content beyond the budget's number of submissions, and repeated content beyond `max_copies`."""
         view = self.chain.look()
         contents, most = view.contents(), self.record.science.budget.max_submissions
         if most is not None and content_hash not in contents and len(contents) >= most:
@@ -517,18 +480,21 @@ class Intake:
 
     def _refusal(self, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float) -> Submission:
         return Submission(
-            submission_id=max(self.chain.view.submissions, default=0) + 1,
-            manifest_id=manifest_id,
+            **self._facts(self.chain.view, manifest_id, manifest, elapsed_s),
             status="refused",
-            model_path=None if manifest is None else manifest.model_path,
-            note=None if manifest is None or manifest.note is None else printable(manifest.note),
-            elapsed_s=elapsed_s,
-            attempt=self.chain.attempt,
             fault=refusal.fault,
             code=refusal.code,
             message=printable(refusal.message)[:1000],
             advice=printable(refusal.advice),
         )
+
+    def _facts(self, view: RunView, manifest_id: str, manifest: Manifest | None, elapsed_s: float) -> dict[str, Any]:
+        return {
+            **{"submission_id": max(view.submissions, default=0) + 1, "manifest_id": manifest_id},
+            **{"elapsed_s": elapsed_s, "attempt": self.chain.attempt},
+            "model_path": None if manifest is None else manifest.model_path,
+            "note": None if manifest is None or manifest.note is None else printable(manifest.note),
+        }
 
     def _queue_unscored(self, view: RunView) -> None:
         for number in [s.submission_id for s in view.unscored() if s.submission_id not in self._queued]:
@@ -548,19 +514,16 @@ def _not_its_fault(error: Exception) -> Refused:
 
 
 def lint_folder(folder_fd: int, base: BaseModel, stack: ExitStack) -> Linted:
-    """Check the folder behind `folder_fd` against the base model. `stack` closes the opened files. Raises Refused: with a
-    code, the file and field, and advice; OSError: the file system failed, which is the cluster's fault."""
+    """Check an open folder against the base model. `stack` closes the opened files. Raises Refused; OSError: the cluster's fault."""
     folder = SubmittedFolder.survey(folder_fd, base, stack)
     return lint_adapter(folder, base) if ADAPTER_FILES & set(folder.sizes) else lint_checkpoint(folder, base)
 
 
 def _answered_by(content_hash: str, view: RunView) -> int | None:
-    """Return the earlier submission whose score also holds for this content; None if there is none."""
     return next((s.submission_id for s in view.accepted() if _answers(s, content_hash, view)), None)
 
 
 def _answers(earlier: Submission, content_hash: str, view: RunView) -> bool:
-    """Return whether an earlier submission's score holds for this content: not after a failure of the infrastructure."""
     if earlier.content_hash != content_hash or earlier.same_as is not None:
         return False
     score = view.score_of(earlier)

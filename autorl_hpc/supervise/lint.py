@@ -1,7 +1,5 @@
-"""Lint a checkpoint folder: refuse everything that can be refused before a byte of weights is copied.
-
-The folder is read by descriptor: no link is followed, no FIFO can block, and the descriptors stay open for the copy, so the
-linted files are the copied ones. docs/checkpoints.md says how transformers treats each case.
+"""Lint a checkpoint folder: refuse everything that can be refused before a byte of weights is copied. It is read by descriptor: no link
+is followed, no FIFO can block, and the linted files are the copied ones. docs/checkpoints.md says how transformers treats each case.
 """
 
 from __future__ import annotations
@@ -55,10 +53,10 @@ SAFELY = "save with `save_pretrained(DIR, safe_serialization=True)`"
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The base model as its headers describe it."""
+    """The base model as its headers describe it. `shapes`: by tensor name, without a tied head, even if the file holds one."""
 
     config: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]  # shape of each tensor by name, without a tied head, even if the file holds one
+    shapes: dict[str, tuple[int, ...]]
     content_hash: str
     folder: Path | None = None  # where it is staged; None if only its headers are available
 
@@ -79,8 +77,7 @@ class BaseModel:
         return cls(config, {tensor.name: tensor.shape for tensor in own_tensors(folder)[0]}, content_hash, folder)
 
     def open_weights(self, stack: ExitStack) -> tuple[dict[str, int], list[TensorSpec]]:
-        """Open the staged weights. Return descriptors by file name, and all tensors. `stack` closes the descriptors.
-        Raises OSError: they can't be read, which is always the cluster's fault."""
+        """Open the staged weights. Return descriptors by file name, which `stack` closes, and all tensors. Raises OSError."""
         files: dict[str, int] = {}
         tensors: list[TensorSpec] = []
         try:
@@ -108,12 +105,11 @@ def staged_base_model(root: Root, record: RunRecord) -> BaseModel:
 
 MAX_INNER, MAX_INNER_DEPTH = 200, 3  # folders that are looked into for a checkpoint below the submitted one
 MAX_FILES = 2000  # a checkpoint has tens of files, a trainer's output folder hundreds
-OPTIMIZER_BYTES_PER_VALUE = 16
-"""Training state beside the weights (Adam in fp32, master weights) is at most this large; a larger file is refused."""
-
-SLACK_BYTES = 1 << 30
-HEADER_BYTES, HEADER_BYTES_PER_TENSOR = 1 << 20, 4096
-"""A header takes about 150 bytes per tensor. Parsing takes many times its size in memory, so the size is limited."""
+OPTIMIZER_BYTES_PER_VALUE, SLACK_BYTES = 16, 1 << 30  # training state (Adam in fp32, master weights) isn't larger
+HEADER_BYTES, HEADER_BYTES_PER_TENSOR = (
+    1 << 20,
+    4096,
+)  # 150 bytes a tensor are usual; parsing takes many times as much memory
 
 
 @dataclass(frozen=True)
@@ -127,15 +123,14 @@ class SubmittedFolder:
 
     @classmethod
     def survey(cls, fd: int, base: BaseModel, stack: ExitStack) -> SubmittedFolder:
-        """List the folder and check every entry, and that no config names code. Raises Refused: with a code, the file and
-        field, and advice; OSError: the file system failed."""
+        """List the folder and check every entry, and that no config names code. Raises Refused; OSError: the file system failed."""
         values = sum(math.prod(shape) for shape in base.shapes.values())
         folder = cls(fd, stack, {}, [])
         with os.scandir(fd) as entries:
             for count, entry in enumerate(entries):
                 if count >= MAX_FILES:
-                    what = f"the folder holds more than {MAX_FILES} files"
-                    raise Refused("too_many_files", what, "submit a folder with the checkpoint alone")
+                    advice = "submit a folder with the checkpoint alone"
+                    raise Refused("too_many_files", f"the folder holds more than {MAX_FILES} files", advice)
                 shown = entry.name.encode("utf-8", "backslashreplace").decode()[:120]
                 try:
                     info = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
@@ -154,15 +149,14 @@ class SubmittedFolder:
         return folder
 
     def open_regular(self, name: str) -> int:
-        """Return a descriptor of the file `name`. Raises Refused: it can't be opened, or is no longer a regular file with
-        one name; OSError: the file system failed."""
+        """Return a descriptor of a file. Raises Refused: it can't be opened, or is no longer a regular one with one name; OSError."""
         try:
             fd = os.open(name, READ_FLAGS, dir_fd=self.fd)
         except OSError as error:
             if is_cluster_error(error):
                 raise
-            what = f"{name[:120]}: {error.strerror}"
-            raise Refused("unreadable", what, "make the file readable and submit again") from None
+            advice = "make the file readable and submit again"
+            raise Refused("unreadable", f"{name[:120]}: {error.strerror}", advice) from None
         self.stack.callback(os.close, fd)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
@@ -171,8 +165,7 @@ class SubmittedFolder:
         return fd
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in the file `name`. Raises Refused: it is too large, not JSON, or no object; OSError: the
-        file system failed."""
+        """Return the JSON object in a file. Raises Refused: it is too large, not JSON, or no object; OSError."""
         advice = "save the checkpoint again with save_pretrained"
         if self.sizes.get(name, 0) > MAX_JSON_BYTES:
             raise Refused("not_json", f"{name}: {self.sizes[name]} bytes are too many", advice)
@@ -269,8 +262,7 @@ def ignored_names(folder: SubmittedFolder, used: set[str]) -> list[str]:
 
 
 def lint_checkpoint(folder: SubmittedFolder, base: BaseModel) -> Linted:
-    """Check a folder with full weights against the base model. Raises Refused: with a code, the file and field, and
-    advice; OSError: the file system failed, which is the cluster's fault."""
+    """Check a folder with full weights against the base model. Raises Refused; OSError: the file system failed."""
     names = _weight_names(folder)
     compare_config(folder.read_json("config.json"), base.config)
     files: dict[str, int] = {}
@@ -401,10 +393,8 @@ def _compare_tensors(tensors: list[TensorSpec], base: BaseModel) -> bool:
     if missing or unknown:
         kinds = [(kind, names) for kind, names in (("missing", missing), ("unknown", unknown)) if names]
         told = ", ".join(f"{kind} {len(names)} (first {names[0][:120]})" for kind, names in kinds)
-        why, advice = explain_names(unknown, base.shapes) or (
-            "",
-            "submit the base model's architecture with all its tensors",
-        )
+        whole = "submit the base model's architecture with all its tensors"
+        why, advice = explain_names(unknown, base.shapes) or ("", whole)
         what = f"the tensors are not the base model's: {told}{why and f'; {why}'}"
         raise Refused("tensor_names", what, advice)
     for name, shape in base.shapes.items():

@@ -1,9 +1,6 @@
-"""Compare a submitted config.json with the base model's, by what transformers makes of both.
-
-The Hub, transformers of several versions and trainers say one thing in several ways (`rope_theta`, `layer_types`, defaults left
-out). Run as a module, this file is the child that asks transformers: the import takes seconds and torch's memory, and a hostile
-value may ask for any amount. The grader always computes with the base model's config, so an agent gains nothing by another
-one; a refusal shows it that it trained another model than the one that would be scored.
+"""Compare a submitted config.json with the base model's, by what transformers makes of both: versions and trainers say one thing in
+several ways. Run as a module, this file is the child that asks transformers: a hostile value may ask for any amount of memory. The grader
+computes with the base model's config anyway; a refusal shows an agent that it trained another model.
 """
 
 from __future__ import annotations
@@ -28,16 +25,14 @@ IGNORED = frozenset([
     "problem_type", "type",
 ])  # fmt: skip
 """Fields that don't change what the base architecture computes from given weights."""
-
+# Fields that make another model even if only one of the two configs has them.
 ALSO_ALONE = {"quantization_config", "rope_parameters", "rope_scaling", "sliding_window", "layer_types"}
-"""Fields that make another model even if transformers finds them in one of the two configs only."""
 
 CPU_S, MEMORY_BYTES, WALL_S = 60, 4 << 30, 600
 
 
 def compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
-    """Compare two configs by their meaning. Raises Refused: names the field and both values; OSError: transformers could not
-    be asked."""
+    """Raise Refused if two configs differ in meaning: names field and values; OSError: transformers could not be asked."""
     mine, theirs = told(config), told(base)
     if mine == theirs:
         return
@@ -54,7 +49,7 @@ def compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
 
 
 def _clear(field: str, a: Any, b: Any) -> bool:
-    """Return whether two values differ whatever transformers makes of them: those of fields that no version says otherwise."""
+    """Return whether two values differ whatever transformers makes of them."""
     plain = isinstance(a, int | float | str) and isinstance(b, int | float | str)
     return plain and a != b and field not in {*ALSO_ALONE, "rope_theta"}
 
@@ -87,8 +82,8 @@ def _short(value: Any) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _meaning(both: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return what transformers makes of the two configs in the text; None where it is not installed, or doesn't know the base
-    model's. Raises Refused: it takes the base model's and not the other; OSError: it gave no answer in time."""
+    """Return what transformers makes of two configs; None where it isn't installed, or doesn't know the base model's. Raises Refused: it
+    takes that one and not the other; OSError: it gave no answer in time."""
     child = start_own("autorl_hpc.supervise.model_config", stderr=subprocess.DEVNULL)
     try:
         said, _ = child.communicate(both.encode(), timeout=WALL_S)

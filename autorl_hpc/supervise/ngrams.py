@@ -1,7 +1,5 @@
-"""Index held-out texts as n-grams of words, search them in other text, and undo encodings (`readings`).
-
-As in the field: n-grams of 13 words, and shorter texts whole if they have at least 8 words (Brown et al. 2020, appendix C).
-Text is folded first, so that wrapping, case, quoting, JSON and other escapes make no difference.
+"""Index held-out texts as n-grams of words, search them in other text, and undo encodings (`readings`). As in the field: n-grams of 13
+words, shorter texts whole from 8 words on (Brown et al. 2020, appendix C). Folded, so wrapping, case and escapes make no difference.
 """
 
 from __future__ import annotations
@@ -17,28 +15,17 @@ from itertools import islice, repeat
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
-WINDOW = 13
-"""Words in a row that don't match by accident."""
-
-LEAST_WORDS = 8
-"""A match of a shorter text means nothing, for example `put a clean cup on shelf`."""
-
-OTHER_LEAST_WORDS = 2 * WINDOW
-OTHER_SHARE = 0.5
-"""Answers and other texts of an item count if half of their n-grams are in one file. A single n-gram of an answer is often
-common (the loop that tests for a prime), and a sum of few words comes up by chance."""
-
-LEAST_TELLING = 3
-"""Words of an n-gram that are more than a number or a letter: many programs contain `1 2 3 4 5 6 7 8 9 a b c d`."""
-
+WINDOW = 13  # words in a row that don't match by accident
+LEAST_WORDS = 8  # a match of a shorter text means nothing, for example `put a clean cup on shelf`
+# Answers and other texts of an item count if half of their n-grams are in one file: a single one is often common.
+OTHER_LEAST_WORDS, OTHER_SHARE = 2 * WINDOW, 0.5
+LEAST_TELLING = (
+    3  # words of an n-gram that are more than a number or a letter: many programs have `1 2 3 4 5 6 7 a b c d`
+)
 START = 3  # words that must be those of an n-gram before the rest is compared
 WORD = array("I").itemsize
-MAX_WINDOWS_PER_TEXT = 1000
-"""Only the first this many n-grams of a longer text (a game's file) are used."""
-
-_SOLO = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-"""Scripts without spaces: each character is a word."""
-
+MAX_WINDOWS_PER_TEXT = 1000  # of a longer text (a game's file) the first ones are used
+_SOLO = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # scripts without spaces: a character is a word
 _WORD = re.compile(rf"[{_SOLO}]|[^\W_{_SOLO}]+")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]+")
 _ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[nrtbfvNRTBFV]?)")
@@ -48,10 +35,8 @@ How = Literal["ngram", "exact"]
 
 
 def words(text: bytes) -> list[str]:
-    r"""Return the words of a UTF-8 text: letters and digits, folded (NFKC, lower case); everything else separates words.
-    Backslash escapes are undone the same way whether they belong to the text (LaTeX) or to a file format, however often it
-    was quoted: `\n` and `\\n` separate two words, a backslash before anything else is dropped, `\uXXXX` becomes its
-    character. So are HTML entities."""
+    r"""Return the words of a UTF-8 text: letters and digits, folded (NFKC, lower case). Backslash escapes and HTML entities are undone,
+    however often the text was quoted: `\n` and `\\n` separate words, `\uXXXX` becomes its character, other backslashes go."""
     wide = text.decode("utf-8", "replace")
     if "\\" in wide:
         wide = _ESCAPE.sub(lambda found: chr(int(found[1] or found[2] or "20", 16)), wide)
@@ -75,11 +60,7 @@ class Text:
 
 
 class NgramIndex:
-    """Index of the n-grams of the held-out texts.
-
-    Attributes:
-        short: number of items none of whose texts is long enough.
-    """
+    """Index of the n-grams of the held-out texts. `short`: number of items none of whose texts is long enough."""
 
     def __init__(self, texts: Iterable[Text], items: int) -> None:
         self._vocabulary: dict[str, int] = {}  # a number for each word of the texts; 0 is every other word
@@ -89,13 +70,10 @@ class NgramIndex:
             found = words(text.text.encode("utf-8", "replace"))
             if len(found) >= (LEAST_WORDS if text.asked else OTHER_LEAST_WORDS):
                 own: set[int] = set()
-                data = array(
-                    "I", [self._vocabulary.setdefault(word, len(self._vocabulary) + 1) for word in found]
-                ).tobytes()
-                length, telling = min(WINDOW, len(found)), list(map(_is_telling, found))
-                places = (
-                    at for at in range(len(found) - length + 1) if sum(telling[at : at + length]) >= LEAST_TELLING
-                )
+                numbers = [self._vocabulary.setdefault(word, len(self._vocabulary) + 1) for word in found]
+                data, length = array("I", numbers).tobytes(), min(WINDOW, len(found))
+                telling, starts = list(map(_is_telling, found)), range(len(found) - length + 1)
+                places = (at for at in starts if sum(telling[at : at + length]) >= LEAST_TELLING)
                 for at in islice(places, MAX_WINDOWS_PER_TEXT):
                     own.add(self._numbers.setdefault(data[WORD * at : WORD * (at + length)], len(self._numbers)))
                 self._texts.append((text, own))
@@ -138,17 +116,12 @@ def _is_telling(word: str) -> bool:
     return not word.isascii() or (len(word) > 1 and not word.isdigit())
 
 
-# --- other readings of a chunk: wide characters, percent-encoding, quoted-printable, numbered lines.
-# They are read in addition to the plain chunk, so nothing can be hidden by imitating one of them.
+# --- other readings of a chunk: wide characters, percent-encoding, quoted-printable, numbered lines. They are read in addition to the
+# plain chunk, so nothing can be hidden by imitating one of them.
 
-LEAST_NULS = 13
-"""Fewer NULs can't hold thirteen words in wide characters."""
-
-WIDE_SHARE = 0.5
-"""Share of the positions where single-byte text would have a NUL that must hold one; other characters are rare in most texts."""
-
-LEAST_SIGNS = 3
-LEAST_LINES = 8
+LEAST_NULS = 13  # fewer can't hold thirteen words in wide characters
+WIDE_SHARE = 0.5  # of the positions where wide Latin text has a NUL that must hold one
+LEAST_SIGNS, LEAST_LINES = 3, 8
 _PERCENT = re.compile(rb"%[0-9A-Fa-f]{2}")
 _SOFT_BREAK = re.compile(rb"=[ \t]*\r?\n")
 _QUOTED = re.compile(rb"=(?:[013A-F][0-9A-F]|2[0-9A-F])")

@@ -1,7 +1,5 @@
-"""Read the text of files that an agent wrote (`chunks`), in bounded time and memory, and list the files of a folder.
-
-Plain text, text inside binary files (Arrow, databases) and text compressed once, as the standard library undoes it, are
-read; weights are recognised by samples and skipped. Chunks overlap, so that no n-gram is cut.
+"""Read the text of files that an agent wrote (`chunks`), in bounded time and memory, and list the files of a folder. Plain text, text in
+binary files (Arrow, databases) and text compressed once are read; weights are skipped. Chunks overlap, so that no n-gram is cut.
 """
 
 from __future__ import annotations
@@ -24,33 +22,22 @@ from typing import IO, Any, NamedTuple
 from autorl_hpc.recorder.watch import Parts, WorkspaceWalk
 
 CHUNK_BYTES = 1 << 20
-OVERLAP_BYTES = 4096
-"""Longer than 13 words that are escaped twice."""
-
-WHOLE_BYTES = 1 << 20
-"""Smaller files are always read."""
-
+OVERLAP_BYTES = 4096  # longer than 13 words that are escaped twice
+WHOLE_BYTES = 1 << 20  # smaller files are always read
 SAMPLES, SAMPLE_BYTES = 32, 4096
-TEXT_SAMPLES = 2
-"""At least this many samples must be text, because a file of weights begins with a text header."""
-
+TEXT_SAMPLES = 2  # that must be text, because a file of weights begins with a text header
 MAX_BAD_SHARE = 0.15
 MAX_MEMBERS = 10_000
-MAX_DIRECTORY_BYTES = 16 << 20
-"""Limit for a zip: the standard library reads the directory at once and takes ten times its size in memory."""
-
-PIECE_BYTES = 32
-"""Shorter than a run of 13 words, so one of its pieces is all text; 32 compressed bytes in a row never look like text."""
-
+MAX_DIRECTORY_BYTES = 16 << 20  # of a zip: the standard library takes ten times its size in memory
+PIECE_BYTES = 32  # shorter than 13 words, so one of its pieces is all text, as 32 compressed bytes never seem
 OPAQUE_BYTES = 4096
-MIN_PRINTABLE = 0.55
-"""Random bytes have 0.38 (compressed or encrypted data, weights). A pickle of texts has more."""
+MIN_PRINTABLE = 0.55  # random bytes have 0.38 (compressed or encrypted data, weights), a pickle of texts more
 
 _TEXT = bytes([9, 10, 13, *range(32, 127)])
 _ASCII = bytes(range(128))
 _CHARACTER = rb"(?:[\0\t\n\r\x20-\x7e]|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})"
+# UTF-8 of at least the length of 8 words, or one that goes on in the next piece.
 _RUN = re.compile(rb"%b{16,}|\A%b+|%b+\Z" % (_CHARACTER, _CHARACTER, _CHARACTER))
-"""UTF-8 of at least the length of 8 words, or one that goes on in the next piece."""
 
 
 class Limit(Exception):
@@ -63,8 +50,7 @@ class TooMuch(Exception):
 
 @dataclass
 class ReadingBudget:
-    """What one search may still use; of one file at most `file_bytes`, and `inflated_bytes` if it is compressed, so that a
-    decompression bomb costs only seconds."""
+    """What one search may still use; of one file at most `file_bytes`, of a compressed one (a bomb) `inflated_bytes`."""
 
     deadline: float
     bytes_left: int
@@ -88,13 +74,8 @@ class ReadingBudget:
 
 
 def chunks(fd: int, meter: ReadingBudget) -> Iterator[bytes]:
-    """Yield the text of an open regular file; nothing for a file of weights.
-
-    Raises:
-        Limit: the search is over.
-        TooMuch: the rest of the file is skipped.
-        OSError, ValueError, EOFError, MemoryError, and what decompressors raise: the rest can't be read.
-    """
+    """Yield the text of an open regular file; nothing for a file of weights. Raises Limit: the search is over; TooMuch: the rest is
+    skipped; OSError, ValueError, EOFError, MemoryError, and what decompressors raise: it can't be read."""
     size, head = os.fstat(fd).st_size, os.pread(fd, 8, 0)
     problem: Exception | None = None
     with os.fdopen(os.dup(fd), "rb") as file:
@@ -121,8 +102,7 @@ def chunks(fd: int, meter: ReadingBudget) -> Iterator[bytes]:
 
 
 def readable(chunk: bytes) -> tuple[bytes, int]:
-    """Return a chunk in which pieces of OPAQUE_BYTES that are not text (compressed, encrypted, weights) are reduced to their
-    runs of characters, and how many bytes these pieces have."""
+    """Return a chunk whose pieces that are no text (compressed, encrypted, weights) are reduced to runs of characters, and their bytes."""
     parts: list[bytes] = []
     opaque = 0
     for at in range(0, len(chunk), OPAQUE_BYTES):
@@ -147,7 +127,6 @@ def looks_like_text(sample: bytes) -> bool:
 
 
 def _has_text_between(data: bytes) -> bool:
-    """Return whether an archive holds uncompressed text before, between or after its members."""
     starts = range(0, len(data) - PIECE_BYTES + 1, PIECE_BYTES // 2)
     return any(looks_like_text(data[at : at + PIECE_BYTES]) for at in starts)
 
@@ -177,7 +156,6 @@ def _bounded(parts: Iterator[bytes], meter: ReadingBudget, limit: int) -> Iterat
 
 
 def _plain(fd: int, size: int) -> Iterator[bytes]:
-    """Yield the bytes that the file had when it was opened, without the holes of a sparse file."""
     at = 0
     while at < size:
         try:
@@ -193,21 +171,12 @@ def _plain(fd: int, size: int) -> Iterator[bytes]:
 
 # --- compressed text
 
-_OPENERS: list[tuple[bytes, Callable[[IO[bytes]], Any]]] = [
-    (b"\x1f\x8b", gzip.open),
-    (b"\xfd7zXZ\0", lzma.open),
-    (b"\x5d\0\0", lzma.open),
-    (b"BZh", bz2.open),
-]
-"""By the first bytes. Other files are read unchanged."""
-
-_MARKS = [
-    (b"\xff\xfe\0\0", "utf-32-le"),
-    (b"\0\0\xfe\xff", "utf-32-be"),
-    (b"\xff\xfe", "utf-16-le"),
-    (b"\xfe\xff", "utf-16-be"),
-]
-"""Byte order marks, longer ones first."""
+# By the first bytes. Other files are read unchanged.
+_OPENERS: list[tuple[bytes, Callable[[IO[bytes]], Any]]] = [(b"\x1f\x8b", gzip.open), (b"BZh", bz2.open)]
+_OPENERS += [(b"\xfd7zXZ\0", lzma.open), (b"\x5d\0\0", lzma.open)]
+# Byte order marks, longer ones first.
+_MARKS = [(b"\xff\xfe\0\0", "utf-32-le"), (b"\0\0\xfe\xff", "utf-32-be")]
+_MARKS += [(b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")]
 
 
 def _unpack(file: IO[bytes], opener: Callable[[IO[bytes]], Any]) -> Iterator[bytes]:
@@ -217,7 +186,6 @@ def _unpack(file: IO[bytes], opener: Callable[[IO[bytes]], Any]) -> Iterator[byt
 
 
 def _is_zlib(fd: int) -> bool:
-    """Return whether it begins with a zlib stream: two bytes by RFC 1950, and what follows can be inflated."""
     data = os.pread(fd, SAMPLE_BYTES, 0)
     if len(data) < 8 or data[0] & 0x8F != 8 or (data[0] << 8 | data[1]) % 31:
         return False
@@ -258,11 +226,8 @@ def _zip(file: IO[bytes]) -> Iterator[bytes]:
 
 # --- regular files of an agent's folder
 
-MAX_NAME_BYTES = 32 << 20
-"""Limit for the names and link targets of one walk."""
-
-Identity = tuple[int, int, int, int]
-"""Device, inode, size, ctime: only root can give a changed file its old ctime."""
+MAX_NAME_BYTES = 32 << 20  # of the names and link targets of one walk
+Identity = tuple[int, int, int, int]  # device, inode, size, ctime: only root can give a changed file its old ctime
 
 
 class FoundFile(NamedTuple):
@@ -280,9 +245,8 @@ def identity_of(status: os.stat_result) -> Identity:
 def list_files(
     folder: Path, meter: ReadingBudget, max_files: int = 100_000
 ) -> tuple[list[FoundFile], list[bytes], bool]:
-    """List a folder: regular files, those near the top first; names of all entries and link targets, because an agent can hide
-    text there too; whether that is all. No link is followed, other devices are skipped. Raises Limit: the search is over;
-    OSError: the folder can't be opened."""
+    """List a folder, following no link: regular files, those near the top first; names of all entries and link targets, where an agent can
+    hide text too; whether that is all. Raises Limit: the search is over; OSError: it can't be opened."""
     files: list[FoundFile] = []
     found: list[bytes] = []
     name_bytes, whole = 0, True

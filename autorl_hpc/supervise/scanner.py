@@ -1,11 +1,7 @@
-"""Search a workspace for held-out items, in a process that the supervisor starts for each search.
+"""Search a workspace for held-out items, in a process of its own: a file that hangs or kills its reader costs only this search.
 
-It is a separate process because it reads an agent's files: one that hangs or kills its reader costs only this search. It
-runs at the lowest priority while the agent works, and ends with its supervisor.
-
-Two JSON lines in: the job (experiment, run, workspace, seconds, beside: whether an agent is working), and the state of the
-search before, `{}` at first. One JSON line out: `done`, a Contamination without its submission, and `state`. SIGUSR1 ends a
-search early.
+Two JSON lines in: the job (experiment, run, workspace, seconds, beside: whether an agent is working), and the state of the search
+before, `{}` at first. One JSON line out: `done`, a Contamination without its submission, and `state`. SIGUSR1 ends a search early.
 """
 
 from __future__ import annotations
@@ -51,25 +47,16 @@ from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import load_task
 
 NICE = 19
-MEMORY_BYTES = 6 << 30
-"""Limit of address space: a decompressor that wants more fails."""
-
-LOOK_BYTES = 4 << 30
-"""Limit of decompressed text in one search."""
-
-GIVEN_BYTES = 64 << 30
-MAX_FILE_LINES = 20
-FIRST_ITEMS = 5
-MAX_KNOWN = 200_000
+MEMORY_BYTES = 6 << 30  # of address space: a decompressor that wants more fails
+LOOK_BYTES, GIVEN_BYTES = 4 << 30, 64 << 30  # of decompressed text in one search
+MAX_FILE_LINES, FIRST_ITEMS, MAX_KNOWN = 20, 5, 200_000
 WATCH_PARENT_S = 1.0
+# Read first, so that a limit cuts off the least likely files.
 FIRST_SUFFIXES = (
     *(".py", ".sh", ".ipynb", ".md", ".txt", ".log", ".json", ".jsonl", ".csv", ".tsv", ".yaml", ".yml"),
     *(".gz", ".xz", ".bz2", ".zip", ".arrow"),
 )
-"""Read first, so that a limit cuts off the least likely files."""
-
-NAMES = "./"
-"""Name under which matches in file and folder names are reported; no file's path ends like this."""
+NAMES = "./"  # under which matches in file and folder names are reported; no file's path ends like this
 
 
 @dataclass
@@ -106,8 +93,8 @@ def _texts(number: int, item: Item) -> Iterator[Text]:
 
 
 def given_texts(root: Root, record: RunRecord, meter: ReadingBudget) -> Iterator[bytes]:
-    """Yield the texts that the suite puts into a workspace, in chunks; a match of these means nothing. The agent's own folder
-    is not among them, because an agent may bring held-out items with it. Raises Limit, OSError: not all could be read."""
+    """Yield the texts that the suite puts into a workspace, in chunks, the agent's own apart: matches of them mean nothing. Raises Limit,
+    OSError: not all could be read."""
     task = load_task(record.science.task)
     yield task.description.encode()
     folders = [root.task_train(task.name), share("templates") / "workspace"]
@@ -132,18 +119,13 @@ class FileContent(NamedTuple):
 
 @dataclass
 class Scanner:
-    """Searches one workspace.
-
-    Attributes:
-        given: number of items that the suite itself gave to the agent.
-        known: what was found in files that have not changed since.
-    """
+    """Searches one workspace."""
 
     heldout: Heldout
-    given: int
+    given: int  # items that the suite itself gave to the agent
     workspace: Path
     log: Path
-    known: dict[Identity, FileContent] = field(default_factory=dict)
+    known: dict[Identity, FileContent] = field(default_factory=dict)  # of files that have not changed since
     max_files: int = 100_000
 
     def look(self, meter: ReadingBudget) -> Contamination:
@@ -181,7 +163,7 @@ class Scanner:
             os.close(root)
 
     def _search_names(self, names: list[bytes], meter: ReadingBudget) -> set[int]:
-        """Search names one by one and in numeric order, because a text may be split over file names, one word each."""
+        # In numeric order too: a text may be split over file names, one word each.
         text = b"\n".join([*names, *sorted(names, key=_as_numbered)])
         runs: set[int] = set()
         for at in range(0, len(text), CHUNK_BYTES):
@@ -257,9 +239,8 @@ class Scanner:
             for item, how in sorted(found.items()):
                 groups.setdefault((heldout.splits[item], how), []).append(printable(heldout.ids[item])[:100])
             for (split, how), ids in groups.items():
-                first = tuple(ids[:FIRST_ITEMS])
-                line = Contaminated(file=printable(name)[:300], split=split, how=how, items=len(ids), first_items=first)
-                lines.append(line)
+                found_in = {"file": printable(name)[:300], "split": split, "how": how}
+                lines.append(Contaminated(**found_in, items=len(ids), first_items=tuple(ids[:FIRST_ITEMS])))
         every = [pair for found in files.values() for pair in found.items()]
         listed = {line.file for line in lines[:MAX_FILE_LINES]}
         counts = ("files_scanned", "bytes_scanned", "bytes_unchanged", "bytes_skipped", "files_skipped")
@@ -279,14 +260,13 @@ class Scanner:
 
 
 def _as_numbered(name: bytes) -> tuple[int, bytes]:
-    """Sort key that orders names by a leading number."""
     digits = name[: len(name) - len(name.lstrip(b"0123456789"))][:18]
     return int(digits or b"0"), name
 
 
 def search(job: Mapping[str, Any], state: Mapping[str, Any], deadline: float, stop: threading.Event) -> dict[str, Any]:
-    """Search a run's workspace once. Return the answer, and the state: the n-grams given by the suite, and the results per
-    file. It holds no text. Raises AutorlError, OSError, Limit: held-out items or training data can't be read."""
+    """Search a run's workspace once. Return the answer and the state (n-grams given by the suite, results per file; no text). Raises
+    AutorlError, OSError, Limit: held-out items or training data can't be read."""
     experiment = ExperimentDir(Path(job["experiment"]))
     run = experiment.run(job["run"])
     record, root = read_run(run), Root(Path(read_experiment(experiment).root))
@@ -310,7 +290,6 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> int:
-    """Search once. Return 0."""
     deny_inspection()  # it holds what the agent must not read
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -330,8 +309,7 @@ def main() -> int:
             reason = f"the training data could not be read to their end: {error}"
         else:
             reason = f"no look: {error.what if isinstance(error, AutorlError) else f'{type(error).__name__}: {error}'}"
-        body = Contamination(complete=False, reason=reason[:500])
-        answer = {"done": body.model_dump(mode="json"), "state": state}
+        answer = {"done": {"complete": False, "reason": reason[:500]}, "state": state}
     sys.stdout.write(json.dumps(answer))
     return 0
 

@@ -1,8 +1,5 @@
-"""Run the agent job: `python -m autorl_hpc job agent EXPERIMENT RUN_ID`.
-
-`Supervisor` is the life of a run up to its seal; it can be restarted at any time. `AgentRun` starts the agent of one attempt,
-watches it and decides what ends it. `seal_orphans` stands in for the supervisors of runs whose jobs are gone.
-"""
+"""Run the agent job: `Supervisor`, the life of a run up to its seal, restarted at any time; `AgentRun`, the agent of one attempt and
+what ends it; `seal_orphans`, for runs whose jobs are gone."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ from autorl_hpc.records.run import RunRecord
 from autorl_hpc.sandbox.sandbox_plan import carried, take_own, with_carried
 from autorl_hpc.states import EXIT_RESUME, EndedBy, EntryKind, Fault, Network
 from autorl_hpc.supervise import workspace as laying
-from autorl_hpc.supervise.agent_keeper import AgentEnd, AgentProcess
+from autorl_hpc.supervise.agent_keeper import AgentProcess
 from autorl_hpc.supervise.attempt_ledger import LOOP_S, LedgerWriter, Seals, Stops, Superseded
 from autorl_hpc.supervise.bridge import Bridge
 from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits, Waits, gpu_models, gpus_of_job, last_words
@@ -56,9 +53,11 @@ LOOK_S = 0.5  # how often the ledger and the cancel folder are read
 TELL_TIME_S = 5.0
 STOP_GRACE_S = 5.0
 BY_SIGNAL = "signal "
-LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""What doesn't pass when it has lasted for as long as `Stops.patiently` waits: an attempt that ends so is the last one."""
-
+LASTING = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+)  # what has lasted for as long as `Stops.patiently` waits doesn't pass
 MOST_NOTED = 20  # deaths of an attempt's forwarder that are written as events
 START = 's=$AUTORL_SCRIPT; unset AUTORL_SCRIPT; BASH_ARGV0=$s; [ "$0" = "$s" ] || exec bash "$s"; . "$s"'
 """Runs the agent's script with its own path as $0, and a command line without agent, task and path: an agent's `pkill -f sft` or
@@ -70,20 +69,21 @@ class WorkEnd:
     """How an agent's work in one attempt ended."""
 
     ended_by: EndedBy | None  # None for a signal or a newer attempt
-    agent: AgentEnd  # how its last start ended
+    exit_code: int | None  # of its last start
+    started: bool = True
     excess: str | None = None  # which limit it exceeded at one moment (memory, disk, processes); None if none
     trouble: str | None = None  # of workspace, gateway or driver, in which it ended; None if none
 
 
 @dataclass
 class AgentRun:
-    """Runs the agent of one attempt over all its starts."""
+    """Runs the agent of one attempt over all its starts. `argv`: returns a command as it runs in the sandbox."""
 
     experiment: ExperimentDir
     record: RunRecord
     agent: Agent
     workspace: Path
-    argv: Callable[[Sequence[str]], list[str]]  # returns a command as it runs in the sandbox
+    argv: Callable[[Sequence[str]], list[str]]
     env: dict[str, str]
     mark: str  # marks the processes of this attempt
     stops: Stops
@@ -104,8 +104,7 @@ class AgentRun:
         self._ending = threading.Event()
 
     def work(self) -> WorkEnd:
-        """Run the agent from its first start in this attempt to the end of its last process. Raises Superseded: a newer attempt
-        began while this one was prepared."""
+        """Run the agent to the end of its last process. Raises Superseded: a newer attempt began meanwhile."""
         self._cancelled_now()
         if self.stops.superseded.is_set():
             raise Superseded
@@ -122,11 +121,10 @@ class AgentRun:
             self.clock.stop(persist=not self.stops.superseded.is_set())
 
     def _goes_on(self, end: WorkEnd) -> bool:
-        """Return whether the agent ended early and is started again. A newer attempt ends our agent: then it isn't."""
-        if end.ended_by is not EndedBy.AGENT_EXIT or not end.agent.started or end.trouble is not None:
+        if end.ended_by is not EndedBy.AGENT_EXIT or not end.started or end.trouble is not None:
             return False
         if self.clock.progress.reprompts >= self.record.science.reprompts or self._cancelled_now() or self.stops.asked:
-            return False
+            return False  # a newer attempt may have ended our agent
         self.limits.look()
         return self.limits.out_of is None
 
@@ -148,11 +146,8 @@ class AgentRun:
         process = AgentProcess(
             self.argv(["bash", "-c", START]),
             {**self.env, "AUTORL_START": str(number), "AUTORL_SCRIPT": str(path)},
-            self.workspace,
-            self.run.agent_log,
-            self.mark,
-            self.seals.elapsed_file(clock.attempt),
-            clock.elapsed_s,
+            *(self.workspace, self.run.agent_log, self.mark),
+            *(self.seals.elapsed_file(clock.attempt), clock.elapsed_s),
             suspension_s=clock.suspension_s,
             prompt=prompt,
         )
@@ -184,10 +179,9 @@ class AgentRun:
         append_event(events, "agent_ended", ended_by=ended_by, **end)
         excess = None if usage.excess is None else usage.excess.reason
         trouble = self._trouble(agent.exit_code, ended_by is EndedBy.AGENT_EXIT)
-        return WorkEnd(ended_by, agent, excess, trouble)
+        return WorkEnd(ended_by, agent.exit_code, agent.started, excess, trouble)
 
     def _trouble(self, exit_code: int | None, exited: bool) -> str | None:
-        """Return what of workspace, gateway or driver didn't work at the agent's end; None if all did."""
         try:
             laying.try_writing(self._folder)
         except OSError as error:  # an agent that ended well with a submission was not in its way
@@ -249,7 +243,6 @@ class AgentRun:
             append_event(self.run.events, "given_back", seconds=round(given_s, 3), waiting=len(pending))
 
     def _warn(self) -> None:
-        """Record new budget warnings, and close the driver when the last grace begins."""
         new = self.limits.look()
         for warning in new:
             append_event(self.run.events, "budget_warning", **warning.model_dump(exclude={"elapsed_s"}))
@@ -263,7 +256,6 @@ class AgentRun:
             self._tell()
 
     def _tell(self) -> None:
-        """Write what is left of the budget for the agent, to time.json and budget.log."""
         self._next_tell = time.monotonic() + TELL_TIME_S
         self._folder.write("time.json", readable_json(self.limits.told()))
         if self.gateway is not None:
@@ -272,7 +264,6 @@ class AgentRun:
             self._folder.write("budget.log", text.encode("utf-8", "backslashreplace"))
 
     def _take_in(self) -> None:
-        """Take submissions in, in a thread, because a long copy must not delay the end of the budget."""
         while not self._ending.is_set():
             try:
                 if self.intake.poll():
@@ -370,13 +361,12 @@ class Supervisor:
         intake = self.intake(patiently(lambda: staged_base_model(self.root, self.record)), clock)
         for earlier in self.chain.look().ended:
             if earlier.agent_ended is not None:
-                return self._finish(earlier.agent_ended, earlier.exit_code, clock, intake)
+                return self._finish(WorkEnd(earlier.agent_ended, earlier.exit_code), clock, intake)
         limits = BudgetLimits(clock, self.seals.driver_use)
         if clock.left_s <= 0:
             limits.look()
         if (over := limits.over) is not None:  # the attempt before was cut off in its last grace
-            codes = clock.progress.exit_codes
-            return self._finish(over, codes[-1] if codes else None, clock, intake)
+            return self._finish(WorkEnd(over, next(reversed(clock.progress.exit_codes), None)), clock, intake)
         name = self.record.science.driver
         driver = None if self.record.science.network is Network.NONE else self.spec.driver(name)
         if driver is not None:  # before the clock starts
@@ -387,11 +377,10 @@ class Supervisor:
                 dialect = "any" if agent.file.driver is None else agent.file.driver.dialect
                 there = wait_key(self.experiment, name, driver, dialect, stop)
             if not there:
-                stopped = self.stops.signal
-                why = "cancelled while the driver was waited for" if stopped is None else f"{BY_SIGNAL}{stopped}"
-                return self._interrupt(clock, why)
+                by = self.stops.signal
+                return self._interrupt(clock, f"{BY_SIGNAL}{by}" if by else "cancelled while the driver was waited for")
         end = self._run_agent(task, agent, clock, intake)
-        if not end.agent.started:
+        if not end.started:
             what = "the agent's process could not be started"
             raise AutorlError(what, where=agent.folder, fault=Fault.CLUSTER, passes=True)
         if self.stops.superseded.is_set():
@@ -402,7 +391,7 @@ class Supervisor:
             if driver is not None and driver.kind == "api":
                 forget_key(self.experiment, name)
             return self._interrupt(clock, end.trouble)
-        return self._finish(end.ended_by, end.agent.exit_code, clock, intake, end.excess, end.trouble)
+        return self._finish(end, clock, intake)
 
     def intake(self, base: BaseModel, clock: BudgetClock) -> Intake:
         """Return the intake of this run, with what a killed attempt left repaired."""
@@ -421,8 +410,7 @@ class Supervisor:
             stack.callback(sandbox.close)
             limits = BudgetLimits(clock, submissions=lambda: len(self.chain.view.contents()))
             name, gateway, ways = record.science.driver, None, {}
-            spec = self.spec.driver(name)
-            if spec is not None and record.science.network is not Network.NONE:
+            if (spec := self.spec.driver(name)) is not None and record.science.network is not Network.NONE:
                 gateway = GatewayProcess(self.experiment, self.run, name, spec, clock, sandbox.driver_socket)
                 stack.callback(gateway.end)
                 gateway.start()
@@ -461,37 +449,28 @@ class Supervisor:
             def inside(command: Sequence[str]) -> list[str]:
                 return sandbox.argv(with_carried(command) if own else command)
 
-            note_version(self.run.events, agent, clock.attempt, inside, plain, mark, lambda: self.stops.asked)
-            if why := note_torch(
-                self.run.events, clock.gpus, clock.attempt, inside, plain, mark, lambda: self.stops.asked
-            ):
+            asked = (clock.attempt, inside, plain, mark, lambda: self.stops.asked)
+            note_version(self.run.events, agent, *asked)
+            if why := note_torch(self.run.events, clock.gpus, *asked):
                 log.warning("%s", why)
             self.contamination.start()
             parts = (self.stops, limits, intake, gateway, self.seals, prompts)
             return AgentRun(self.experiment, record, agent, path, inside, env, mark, *parts).work()
 
-    def _finish(
-        self,
-        ended_by: EndedBy,
-        exit_code: int | None,
-        clock: BudgetClock,
-        intake: Intake,
-        excess: str | None = None,
-        trouble: str | None = None,
-    ) -> int:
-        """Take in the last manifests and seal the run; return the job's exit code. After a signal, the rest is left to the next
-        attempt. `excess`, `trouble`: see `WorkEnd`."""
-        stops, seals = self.stops, self.seals
+    def _finish(self, end: WorkEnd, clock: BudgetClock, intake: Intake) -> int:
+        """Take in the last manifests and seal the run; after a signal, leave the rest to the next attempt. Return the exit code."""
+        stops, seals, ended_by, exit_code = self.stops, self.seals, end.ended_by, end.exit_code
+        assert ended_by is not None
         stops.patiently(lambda: intake.poll(patient=False, stop=lambda: stops.signal is not None or stops.cancelled()))
         if stops.signal is not None and intake.left():
             return self._interrupt(clock, f"{BY_SIGNAL}{stops.signal}", ended_by, exit_code)
         self.contamination.finish(stop=lambda: stops.signal is not None)
         accepted = stops.patiently(self.chain.look).accepted()
-        fault, reason = (None if excess is None else Fault.AGENT), excess
+        fault, reason = (None if end.excess is None else Fault.AGENT), end.excess
         if ended_by in (EndedBy.GPU_HOURS, EndedBy.TOKENS, EndedBy.COST):  # no fault, as for wall-clock time
             reason = BudgetLimits(clock).reason
-        if trouble is not None and ended_by in (EndedBy.BUDGET, EndedBy.GPU_HOURS):
-            fault, reason = Fault.CLUSTER, trouble
+        if end.trouble is not None and ended_by in (EndedBy.BUDGET, EndedBy.GPU_HOURS):
+            fault, reason = Fault.CLUSTER, end.trouble
         if exit_code != 0 and ended_by is EndedBy.AGENT_EXIT:  # other endings are caused by our own TERM
             fault, reason = Fault.AGENT, f"the agent exited with code {exit_code}"
             with contextlib.suppress(TypeError, ValueError):
@@ -499,18 +478,9 @@ class Supervisor:
                 reason += f": something ended it by {name}, such as its own `kill` or `pkill`"
             if exit_code is None:
                 reason = "the agent's keeper was killed, so the agent was ended; it left no exit code"
-        driver = stops.patiently(seals.driver_use)
-        stops.patiently(
-            lambda: seals.seal(
-                ended_by,
-                clock.used,
-                driver=driver,
-                exit_code=exit_code,
-                refused_unrecorded=intake.refused_unrecorded,
-                fault=None if accepted else fault,
-                reason=reason,
-            )
-        )
+        told: dict[str, Any] = {"driver": stops.patiently(seals.driver_use), "exit_code": exit_code, "reason": reason}
+        told |= {"refused_unrecorded": intake.refused_unrecorded, "fault": None if accepted else fault}
+        stops.patiently(lambda: seals.seal(ended_by, clock.used, **told))
         stops.patiently(seals.queue_closing)
         intake.answers.update(self.chain.look())
         return 0
@@ -519,14 +489,9 @@ class Supervisor:
         self, clock: BudgetClock, reason: str, agent_ended: EndedBy | None = None, exit_code: int | None = None
     ) -> int:
         """Record that this attempt ended without a seal, so that the next one continues; return the job's exit code."""
-        ended = AttemptEnded(
-            attempt=clock.attempt,
-            elapsed_s=clock.elapsed_s,
-            reason=reason,
-            agent_ended=agent_ended,
-            exit_code=exit_code,
-        )
+        where = {"attempt": clock.attempt, "elapsed_s": clock.elapsed_s, "reason": reason}
         try:
+            ended = AttemptEnded(**where, agent_ended=agent_ended, exit_code=exit_code)
             self.chain.write(EntryKind.ATTEMPT_ENDED, ended)
         except Superseded:
             return 0
@@ -569,7 +534,6 @@ def seal_orphans(experiment: ExperimentDir, text: str) -> int:
 
 
 def _seal_orphan(gone: Supervisor, ended_by: EndedBy, fault: Fault | None, reason: str) -> None:
-    """Seal one run. If its supervisor is alive after all, it finds the seal and stops."""
     view, record = gone.chain.look(), gone.record
     if view.sealed is not None:
         gone.seals.queue_closing()

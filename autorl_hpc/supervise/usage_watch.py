@@ -1,7 +1,5 @@
-"""Measure an agent's memory, processes and disk against its budget (`UsageWatch`).
-
-They are not limited by the kernel: RLIMIT_AS breaks CUDA, which maps far more than it uses, and RLIMIT_NPROC counts the
-user's other jobs on the node. If Slurm limits a job's memory by a cgroup, that limit also applies, and acts faster.
+"""Measure an agent's memory, processes and disk against its budget (`UsageWatch`). The kernel can't limit them: RLIMIT_AS breaks CUDA,
+which maps far more than it uses, and RLIMIT_NPROC counts the user's other jobs on the node.
 """
 
 from __future__ import annotations
@@ -26,9 +24,8 @@ class Unmeasurable(Exception):
 
 
 def disk_bytes(folder: Path) -> int:
-    """Return the bytes that the files below a folder take on disk, following no link. A file with several hard links
-    counts once. Raises Unmeasurable: it is nested too deeply, or some of it can't be read; OSError: the folder itself
-    can't be read."""
+    """Return the bytes that the files below a folder take on disk, following no link, hard links once. Raises Unmeasurable: it is nested
+    too deeply, or some can't be read; OSError: the folder itself can't."""
 
     def unreadable(error: OSError) -> None:
         if isinstance(error, PermissionError):
@@ -54,10 +51,8 @@ def disk_bytes(folder: Path) -> int:
 
 
 GIB = 1024**3
-LOOK_S = 2.0
-DISK_LOOK_S = 10.0
-DISK_SHARE = 0.02
-"""Largest share of time spent on walking a workspace; one with a million files is measured less often."""
+LOOK_S, DISK_LOOK_S = 2.0, 10.0
+DISK_SHARE = 0.02  # largest share of time spent on walking a workspace; one with a million files is measured less often
 
 
 @dataclass(frozen=True)
@@ -89,7 +84,6 @@ class UsageWatch(threading.Thread):
                 continue
 
     def end(self) -> None:
-        """End the watch."""
         self._ending.set()
 
     def _look(self) -> Excess | None:

@@ -1,7 +1,5 @@
-"""Create the agent's workspace: `Prompts`, `lay` (folders, tools, instructions, data), and the agent's environment variables.
-
-An earlier attempt's agent may have written here, so everything is written by descriptor and no link is followed.
-"""
+"""Create the agent's workspace: `Prompts`, `lay` (folders, tools, instructions, data), and the agent's environment variables. An earlier
+attempt's agent may have written here, so everything is written by descriptor and no link is followed."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from autorl_hpc.files.processes import ALLOWED, MARK_VARIABLE
 from autorl_hpc.files.redact import site_variables
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.safe_open import OWNERS, WRITE_FLAGS, Folder
-from autorl_hpc.files.store import IMAGE, MANIFEST_NAME, VENV, find_environment
+from autorl_hpc.files.store import IMAGE, MANIFEST_NAME, PYTHON_ON_EVERY_NODE, VENV, find_environment
 from autorl_hpc.recorder.observed import OBSERVED
 from autorl_hpc.records.driver import NO_DRIVER, DriverSpec
 from autorl_hpc.records.experiment import Budget
@@ -61,8 +59,7 @@ class Prompts:
         )
 
     def again(self, why: str, *, goes_on: bool) -> str:
-        """Return the prompt for a restart. `why`: INTERRUPTED or ENDED_EARLY; `goes_on`: the agent's program continues its
-        session; otherwise it remembers nothing and gets the task again."""
+        """Return the prompt for a restart. `goes_on`: the agent's program continues its session; else it gets the task again."""
         view = self.look()
         best = view.best()
         score = None if best is None else view.score_of(best)
@@ -74,9 +71,8 @@ class Prompts:
             for part in self.limits.parts()
             if part.left is not None
         ]
-        text = Template(_template("reprompt.md")).substitute(
-            why=why, left="\n".join(left), so_far=so_far, task=self.record.science.task
-        )
+        facts = {"why": why, "left": "\n".join(left), "so_far": so_far, "task": self.record.science.task}
+        text = Template(_template("reprompt.md")).substitute(facts)
         return text if goes_on else f"{self.first()}\n{text}"
 
 
@@ -85,14 +81,9 @@ def _template(name: str) -> str:
 
 
 def _common(record: RunRecord, workspace: Path) -> dict[str, str]:
-    """Return what instructions.md and prompt.md both tell."""
     science, budget = record.science, record.science.budget
-    most = "You may submit as often as you like."
-    if budget.max_submissions is not None:
-        most = (
-            f"At most {budget.max_submissions} checkpoints of different content are accepted; an answer tells how many are left "
-            "(`submissions_left`)."
-        )
+    most = f"At most {budget.max_submissions} checkpoints of different content are accepted; "
+    most += "an answer tells how many are left (`submissions_left`)."
     grace = f"When a part of it is used up, {budget.last_grace_s:.0f} s are left for a last submission."
     return {
         "task": science.task,
@@ -100,7 +91,7 @@ def _common(record: RunRecord, workspace: Path) -> dict[str, str]:
         "workspace": str(workspace),
         "mode": _template(f"mode-{science.mode}.md").strip(),
         "grace": "" if budget.last_grace_s < 1 else grace,
-        "most": most,
+        "most": "You may submit as often as you like." if budget.max_submissions is None else most,
     }
 
 
@@ -121,46 +112,38 @@ def budget_lines(budget: Budget, *, driver: bool) -> list[str]:
 def feedback_text(science: Science) -> str:
     """Return which items a feedback score is computed on, as a sentence."""
     part, split = science.feedback_part, Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
+    chance = "`standard_error` beside it says how far chance may move it, in points"
     if part is None:
-        items = science.asked(split)
-        return f"A score is of {items} items; `standard_error` beside it says how far chance may move it, in points."
-    return (
-        f"To answer sooner, a feedback score is of a part of the feedback split: {part.n} of {science.splits[split].n} items, the same "
-        "ones each time, for the base model too. `standard_error` beside it says how far chance may move it, in points: a smaller gain "
-        "may be none. The final score is of a whole other split."
-    )
+        return f"A score is of {science.asked(split)} items; {chance}."
+    of = f"{part.n} of {science.splits[split].n} items, the same ones each time, for the base model too"
+    text = f"To answer sooner, a feedback score is of a part of the feedback split: {of}. {chance}: a smaller gain may be none. "
+    return f"{text}The final score is of a whole other split."
 
 
 # --- layout: folders, tools, instructions, base model, training data, the agent's own scripts
 
+# How base model and training data come into the workspace: mounted read-only by the sandbox; as links into the store, which it makes
+# read-only; as copies, if nothing else keeps the agent from writing into the store.
 Placing = Literal["mounted", "linked", "copied"]
-"""How base model and training data come into the workspace: mounted read-only by the sandbox; as links into the store, which
-the sandbox makes read-only; as copies, if nothing else keeps the agent from writing into the store."""
 
 FOLDERS = ("code", "models", "output", "submissions", "results")
-OBSERVER = PACKAGE / "recorder" / "observer"
-"""The folder of the module that runs in the agent's own Python processes; laid as `.observer`, like what agents only read."""
-
+OBSERVER = PACKAGE / "recorder" / "observer"  # of the module that runs in the agent's own Python processes
 PRIVATE_FOLDERS = (".home", ".tmp", ".agent", ".observer", OBSERVED)
-TOOLS = ("submit", "time", "scores")
-"""Names of one program, templates/workspace/submit, which checks the name it was called by. `results` is the folder's name."""
-
+TOOLS = ("submit", "time", "scores")  # names of one program, templates/workspace/submit
+FILES = ("description.md", "instructions.md", "run_meta.json", "time.json", "budget.log", PROMPT_NAME)
 LAID = frozenset(
-    {*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, "data", "environment"}
-    | {"description.md", "instructions.md", "run_meta.json", "time.json", "budget.log", PROMPT_NAME}
-)
-"""Names at the top of a workspace that the suite creates, not the agent."""
-
+    {*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, *FILES, "data", "environment"}
+)  # what the suite creates, not the agent
 NOT_LAID = frozenset({MANIFEST_NAME})
 PROBE_BYTES = 1 << 16
 
+# Agents play episodes with a copy of the rollouts package under another name, which doesn't hide an installed `autorl_hpc`.
 ROLLOUTS, ROLLOUTS_COPY = "autorl_hpc.rollouts", "autorl_rollouts"
-"""Agents play episodes with a copy of the rollouts package under another name, which doesn't hide an installed `autorl_hpc`."""
 
 
 def lay_folders(path: Path, root: Root, record: RunRecord) -> None:
-    """Create the workspace's folders, and repair those that an earlier attempt's agent replaced or closed. This includes mount
-    points: a sandbox that starts would follow a link there, out of the workspace, with the supervisor's rights."""
+    """Create the workspace's folders, and repair those that an agent replaced or closed, mount points too: a sandbox that starts would
+    follow a link there, with the supervisor's rights. Raises OSError: see `try_writing`."""
     path.mkdir(parents=True, exist_ok=True)
     if (mode := stat.S_IMODE(path.stat().st_mode)) & OWNERS != OWNERS:
         path.chmod(mode | OWNERS)
@@ -198,9 +181,7 @@ def lay(
     placing: Placing = "copied",
     prompt: str | None = None,
 ) -> None:
-    """Create the workspace, or complete an unfinished one. Existing files are not changed. An earlier attempt's agent may
-    have written here, so everything is written by descriptor and no link is followed. `prompt`: what the agent reads on
-    its standard input; None if it takes none."""
+    """Create the workspace, or complete an unfinished one. Existing files are not changed. `prompt`: for the agent's standard input."""
     lay_folders(path, root, record)
     with Folder.open(path) as top:
         for source, where in placed(root, record):
@@ -250,7 +231,6 @@ def _place(top: Folder, source: Path, where: str, placing: Placing) -> None:
 
 
 def instructions(record: RunRecord, path: Path) -> str:
-    """Return instructions.md, filled from its template."""
     science = record.science
     return Template(_template("instructions.md")).safe_substitute(
         _common(record, path),
@@ -261,15 +241,12 @@ def instructions(record: RunRecord, path: Path) -> str:
 
 
 def _asked(recipe: Recipe) -> str:
-    """Return how the grader asks the model, for instructions.md."""
-    limit = f"at most {recipe.sampling.max_new_tokens} new tokens; " + (
-        "greedy" if recipe.sampling.temperature == 0 else f"temperature {recipe.sampling.temperature}"
-    )
+    sampling = recipe.sampling
+    how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature}"
+    limit = f"at most {sampling.max_new_tokens} new tokens; {how}"
     if recipe.max_steps:
-        return (
-            f"By episodes of at most {recipe.max_steps} actions, each {limit}. `description.md` shows the prompt; "
-            "`environment/` holds the code that plays them."
-        )
+        where = "`description.md` shows the prompt; `environment/` holds the code that plays them."
+        return f"By episodes of at most {recipe.max_steps} actions, each {limit}. {where}"
     prompt = json.dumps(recipe.prompt, ensure_ascii=False)
     today = f" Today is {recipe.date} for a chat template that writes the date." if recipe.chat == "auto" else ""
     return f"Prompt: {prompt} with the question in place of `{{question}}`; {limit}.{today}"
@@ -313,10 +290,9 @@ def agent_environment(
     readable: Sequence[str],
     site: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Return the variables of the agent's process; see docs/file-protocol.md. `site`: names that the cluster's profile passes on,
-    as `NCCL_*`; the agent's own go before them. `agent`: its secrets are passed on too, and
-    its own variables are set; ours override them; `venv`: of the run's environment; its programs come first, and those of
-    the suite's own environment are left out; `readable`: folders that the experiment names; their programs come last."""
+    """Return the variables of the agent's process; see docs/file-protocol.md. `site`: names that the cluster's profile passes on, as
+    `NCCL_*`; `agent`: with its secrets and variables, which ours override; `venv`: its programs come first, in place of the suite's
+    own; `readable`: folders whose programs come last."""
     science = record.science
     env = {**site_variables(site, os.environ), **agent.env}
     env |= {name: os.environ[name] for name in (*ALLOWED, *agent.secrets) if name in os.environ}
@@ -359,16 +335,11 @@ def agent_environment(
 
 
 def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]:
-    """Return the variables with which the agent reaches its driver: through the gateway, with the run's own token as the
-    key. `url`: of the gateway, without a path."""
+    """Return the variables with which the agent reaches its driver: by the gateway's `url`, with the run's own token as the key."""
     env = {
-        "OPENAI_BASE_URL": f"{url}/v1",
-        "OPENAI_API_BASE": f"{url}/v1",
-        "OPENAI_API_KEY": token,
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": token,
-        "GOOGLE_GEMINI_BASE_URL": url,
-        "GEMINI_API_KEY": token,
+        **dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), f"{url}/v1"),
+        **dict.fromkeys(("ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL"), url),
+        **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"), token),
         "AUTORL_DRIVER_MODEL": spec.model,
         "AUTORL_DRIVER_PARAMETERS": json.dumps(spec.parameters),
         "AUTORL_DRIVER_TOOLS": ",".join(spec.tools),
@@ -381,21 +352,14 @@ def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]
 
 
 def environment_of(root: Root, record: RunRecord) -> tuple[Path | None, Path | None]:
-    """Return (venv, image) of the environment that run.json names; None what it is not. Raises AutorlError: it is missing,
-    or its Python is not on this node."""
+    """Return (venv, image) of the environment that run.json names. Raises AutorlError: it is missing, or its Python here."""
     if record.environment is None:
         return None, None
     name = record.environment.name
     folder = find_environment(root, name, record.environment.content_hash)[0]
     if record.environment.kind == "image":
         return None, folder / IMAGE
-    if not os.access(folder / VENV / "bin" / "python", os.X_OK):
-        raise AutorlError(
-            f"environment {name} has no Python on this node",
-            where=folder / VENV / "bin" / "python",
-            fault=Fault.CLUSTER,
-            next_step="it is a link to the Python that made it, which must be on every node: stage the environment anew with a "
-            "Python on the shared file system",
-            passes=True,
-        )
+    if not os.access(python := folder / VENV / "bin" / "python", os.X_OK):
+        what, advice = f"environment {name} has no Python on this node", PYTHON_ON_EVERY_NODE
+        raise AutorlError(what, where=python, fault=Fault.CLUSTER, next_step=advice, passes=True)
     return folder / VENV, None

@@ -13,7 +13,7 @@ from autorl_hpc.cluster.job_table import JobTable, names_of
 from autorl_hpc.cluster.slurm import SchedulerError
 from autorl_hpc.errors import Exit
 from autorl_hpc.records.cluster import SlurmJobs, Submitted
-from autorl_hpc.states import Fault
+from autorl_hpc.states import Fault, JobState
 
 UID = "0123456789ab"
 AGENTS, GRADER = f"exp.agents-2.{UID}", f"exp.grader-0.{UID}"
@@ -79,6 +79,12 @@ def test_a_run_of_two_links_lives_while_one_of_them_may_come(clients: Clients) -
     board = JobTable.of(jobs, slurm.jobs(names_of(jobs)))
     assert board.alive_runs() == {"a"}
     assert [task.submitted.number for task in board.of_run("b")] == [2, 3]
+    chain = submitted(*(Submitted(name=GRADER, role="grader-0", number=n, job_id=str(118 + n)) for n in (1, 4)))
+    clients.says(
+        "squeue", lines([squeue_line("119", GRADER, "COMPLETED", 1), squeue_line("122", GRADER, "PENDING", 4)])
+    )
+    states = [task.state for task in JobTable.of(chain, slurm.jobs(names_of(chain))).tasks]
+    assert states == [JobState.DONE, JobState.WAITING], "links of a chain share a name and not a number"
 
 
 # sacct
@@ -205,30 +211,6 @@ def test_the_own_job(
 )
 def test_durations(text: str, seconds: float | None) -> None:
     assert slurm.duration_s(text) == seconds
-
-
-# what a site allows
-
-PARTITIONS = [
-    "PartitionName=gpu AllowGroups=ALL Default=NO DefaultTime=01:00:00 MaxNodes=UNLIMITED MaxTime=1-00:00:00 State=UP",
-    "PartitionName=short AllowGroups=ALL Default=YES DefaultTime=NONE OverTimeLimit=NONE MaxTime=04:00:00 State=UP",
-    "PartitionName=long AllowGroups=ALL Default=NO MaxTime=UNLIMITED State=UP",
-]
-
-
-@pytest.fixture
-def site(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> Clients:
-    for name in ("SBATCH_PARTITION", "AUTORL_SBATCH_PARTITION"):
-        monkeypatch.delenv(name, raising=False)
-    config = (
-        "Configuration data as of 2026-01-01T00:00:00\nClusterName             = sim\nMaxArraySize            = 501\n"
-    )
-    (clients.folder / "config").write_text(config)
-    (clients.folder / "partitions").write_text(lines(PARTITIONS))
-    clients.script(
-        "scontrol", f'case "$*" in *config*) cat {clients.folder}/config;; *) cat {clients.folder}/partitions;; esac'
-    )
-    return clients
 
 
 def test_clients_see_nothing_of_a_surrounding_job(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,5 +189,8 @@ def test_an_answer_without_the_watchers_own_job_is_trouble(
 
 def test_a_job_that_was_just_submitted_is_not_lost(desk: Desk, clients: Clients) -> None:
     clients.says("squeue", "")
-    watcher = Watcher(desk.experiment, Claims(desk.experiment.claims, "g", "h", watch(desk)), 1.0)
-    assert all(watcher.step() for _ in range(4)) and sealed_by(desk) is None
+    now = [0.0]
+    watcher = watcher_of(desk, now)
+    for _ in range(4):
+        assert watcher.step() and sealed_by(desk) is None
+        now[0] += 61.0
