@@ -39,6 +39,9 @@ def build(
     site: Annotated[Path, typer.Argument(help="Where to write the site.")],
     folders: Folders,
     url: Annotated[str, typer.Option("--url", help="Where the site will be: https://...; for the feed's links.")] = "",
+    verdicts: Annotated[
+        Path | None, typer.Option("--verdicts", help="Your folder of `rescore --out`: what was measured again.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Build the site: ranks with noise, verified and rescored or not, each run's page, history, feed, badges.
@@ -52,7 +55,7 @@ def build(
 
     if url and not url.startswith("https://"):
         raise typer.BadParameter("--url must begin with https://")
-    _tell(build_site(submissions_in(folders), site.absolute(), url), as_json)
+    _tell(build_site(submissions_in(folders), site.absolute(), url, verdicts), as_json)
 
 
 def _tell(checked: list[CheckedSubmission], as_json: bool) -> None:

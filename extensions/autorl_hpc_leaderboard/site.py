@@ -16,7 +16,7 @@ from autorl_hpc.files.layout import share
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.report import Options, refresh
 from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc_leaderboard.submission import Bundle, CheckedSubmission, check
+from autorl_hpc_leaderboard.submission import Bundle, CheckedSubmission, check, read_verdict
 
 NONE = "\N{EN DASH}"
 KEPT = "report"
@@ -39,18 +39,19 @@ class Standing:
     pages: tuple[tuple[str, str], ...]  # label and address of each run's page
 
 
-def build_site(folders: Sequence[Path], site: Path, url: str) -> list[CheckedSubmission]:
+def build_site(folders: Sequence[Path], site: Path, url: str, verdicts: Path | None = None) -> list[CheckedSubmission]:
     """Check the submissions in `folders` and write the site; return them with their problems. Only whole ones are on it.
 
     Args:
         url: where the site will be, for the feed's links; may be empty.
+        verdicts: the maintainer's folder of `rescore --out`.
     """
     runs, work = site / "runs", site / ".work"
     shutil.rmtree(runs, ignore_errors=True)
     runs.mkdir(parents=True)
     checked: list[CheckedSubmission] = []
     owners: dict[tuple[str, str], tuple[CheckedSubmission, Bundle]] = {}
-    for folder in folders:
+    for place, folder in enumerate(folders):
         taken: list[tuple[Bundle, Path]] = []
 
         def keep(bundle: Bundle, into: Path, taken: list[tuple[Bundle, Path]] = taken) -> None:
@@ -62,7 +63,8 @@ def build_site(folders: Sequence[Path], site: Path, url: str) -> list[CheckedSub
         if not one.all_problems():
             for number, (bundle, into) in enumerate(taken):
                 assert bundle.manifest is not None
-                home = runs / f"{_slug(folder.name)}-{number}" / bundle.manifest.experiment
+                bundle.verdict = read_verdict(verdicts, bundle) if verdicts is not None else None
+                home = runs / f"{_slug(folder.name)}-{place}-{number}" / bundle.manifest.experiment
                 home.parent.mkdir(parents=True)
                 (into / "experiment").rename(home)
                 owners[bundle.manifest.run_id, bundle.manifest.head.head] = one, bundle

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import StringConstraints, field_validator
+from pydantic import AfterValidator, StringConstraints, field_validator
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.evidence.unpack import unpack_evidence
@@ -19,14 +19,21 @@ from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.reading import read_bytes, read_yaml
 from autorl_hpc.records.base import Record, Strict, parse_record
 from autorl_hpc.records.exchange import EvidenceManifest
+from autorl_hpc_leaderboard.bulk import sha256_of, verdict_path
 
 FILE = "submission.yaml"
-VERDICTS = "verdicts"
 MAX_VERDICT_BYTES = 1 << 20
 MAX_WEIGHTS_BYTES = 64 << 30
 NEXT_STEP = "see docs/leaderboard.md for every field"
 
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
+
+def _plain(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("one line of plain characters")
+    return text
+
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200), AfterValidator(_plain)]
 
 
 class SubmittedAgent(Strict):
@@ -132,7 +139,6 @@ def check(folder: Path, work: Path, keep: Callable[[Bundle, Path], None] | None 
         into.mkdir(parents=True)
         try:
             bundle.problems += _check_bundle(bundle, into)
-            bundle.verdict = _verdict(folder, bundle)
             if keep is not None and not bundle.problems:
                 keep(bundle, into)
         finally:
@@ -154,13 +160,12 @@ def _check_bundle(bundle: Bundle, into: Path) -> Iterator[str]:
     yield from verdict.problems
 
 
-def _verdict(folder: Path, bundle: Bundle) -> dict[str, Any] | None:
-    """Return what `rescore --json` wrote for this run into the maintainer's folder, null if nothing or if it is of another head."""
-    if bundle.manifest is None:
-        return None
-    path = folder / VERDICTS / f"{bundle.manifest.run_id}.json"
+def read_verdict(verdicts: Path, bundle: Bundle) -> dict[str, Any] | None:
+    """Return what `rescore --out VERDICTS` wrote of these very bytes; null if nothing. Never read from a submission: it is the maintainer's
+    word."""
     try:
-        value = json.loads(read_bytes(path, max_bytes=MAX_VERDICT_BYTES))
+        value = json.loads(read_bytes(verdict_path(verdicts, bundle.path), max_bytes=MAX_VERDICT_BYTES))
     except (OSError, ValueError, AutorlError):
         return None
-    return value if isinstance(value, dict) and value.get("head") == bundle.manifest.head.head else None
+    same = isinstance(value, dict) and value.get("bundle_sha256") == sha256_of(bundle.path)
+    return value if same else None

@@ -105,8 +105,8 @@ def patient(cluster: Cluster) -> None:
     path = cluster._frozen() / "autorl_hpc" / "supervise" / "children.py"
     text = path.read_text()
     for before, after in PATIENT.items():
-        assert f"\n{before}\n" in text, before
-        text = text.replace(f"\n{before}\n", f"\n{after}\n")
+        assert text.count(f"\n{before}") == 1, before
+        text = text.replace(f"\n{before}", f"\n{after}")
     path.write_text(text)
 
 

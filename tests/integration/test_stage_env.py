@@ -21,6 +21,7 @@ from autorl_hpc.launch.prerequisites import run_environment
 from autorl_hpc.stage import environments
 from autorl_hpc.stage.sources import last_words
 from autorl_hpc.stage.stage import stage
+from autorl_hpc.states import Fault
 
 AGENT = """#!/usr/bin/env bash
 set -e
@@ -280,8 +281,10 @@ def test_an_agent_runs_in_the_environment_of_its_experiment_one_that_is_gone_is_
     if sys.prefix != sys.base_prefix:
         assert str(Path(sys.executable).parent) not in seen["path"].split(os.pathsep)
     os.rename(venv.parent, cluster.root.path / "moved")
-    assert cluster.supervisor(later).wait(PATIENCE_S) != 0
-    assert "environment small is not staged" in cluster.logs()
+    assert cluster.supervisor(later).wait(PATIENCE_S) == 0
+    sealed = cluster.view(later).sealed
+    assert sealed is not None and sealed.fault is Fault.CLUSTER
+    assert "environment small is not staged" in str(sealed.reason)
     os.rename(cluster.root.path / "moved", venv.parent)
     wheel(wheels, "helperlib", "1.3", "WHO = 'all'\n")
     cluster.run("stage", "env:small", "--from", str(wheels), "--requirements", requirements, "--again")

@@ -202,7 +202,7 @@ def altered(bundle: Path, target: Path) -> None:
 
 @pytest.fixture(scope="module")
 def submissions(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirty bundles of six people; eight submissions of a seventh are bad, each in another way."""
+    """Thirty bundles of six people; nine submissions of a seventh are bad, each in another way."""
     folder = tmp_path_factory.mktemp("submissions")
     made = bundles_of(runs, tmp_path_factory.mktemp("exported") / "b")
     for number, who in enumerate(("ada", "bob", "<script>alert(1)</script>", "dan", "eva", "fay")):
@@ -217,6 +217,7 @@ def submissions(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "licence": {name: value for name, value in good.items() if name != "licence"},
         "future": {**good, "date": "2126-11-09"},
         "unknown": {**good, "rank": 1},
+        "control": {**good, "hardware": "two\x1b[2Jcores"},
         **dict.fromkeys(("cut", "altered", "linked", "empty"), good),
     }
     for name, facts in bad.items():
@@ -240,7 +241,7 @@ def test_bad_submissions_are_told_apart(submissions: Path) -> None:
         for row in json.loads(run("check-submission", submissions, "--json", code=1).stdout)
     }
     assert {name for name, problems in told.items() if problems} == {name for name in told if name.startswith("bad-")}
-    assert len(told) == 14
+    assert len(told) == 15
     words = {
         "link": "https://",
         "licence": "licence",
@@ -255,11 +256,39 @@ def test_bad_submissions_are_told_apart(submissions: Path) -> None:
         assert told[f"bad-{name}"]
 
 
+BUILD = ("--url", "https://example.org/board", "--verdicts")
+
+
 @pytest.fixture(scope="module")
-def site(submissions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def verdicts(submissions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The maintainer's verdicts: one of the bytes that were judged, one of others; and a submitter's own, of all his bundles."""
+    from autorl_hpc_leaderboard import bulk
+
+    folder = tmp_path_factory.mktemp("verdicts")
+    judged, exchanged = sorted((submissions / "person-0").glob("*.tar.gz"))[:2]
+    facts: dict[str, object] = {"holds": True, "verdict": "", "selected": {"word": "identical"}}
+    bulk.write_verdict(folder, judged, facts)
+    bulk.write_verdict(folder, exchanged, {**facts, "selected": {"word": "of other bytes"}})
+    path = bulk.verdict_path(folder, exchanged)
+    path.write_text(path.read_text().replace(bulk.sha256_of(exchanged), "0" * 64))
+    for bundle in (submissions / "person-1").glob("*.tar.gz"):
+        bulk.write_verdict(
+            submissions / "person-1" / "verdicts", bundle, {**facts, "selected": {"word": "my own word"}}
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(submissions: Path, verdicts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("site")
-    run("leaderboard", "build", folder, submissions, "--url", "https://example.org/board", code=1)
+    run("leaderboard", "build", folder, submissions, *BUILD, verdicts, code=1)
     yield folder
+
+
+def test_only_the_maintainers_verdicts_of_the_very_bytes_count(site: Path) -> None:
+    """A submitter who brings a verdict with him, or exchanges the bundle behind one."""
+    page = (site / "index.html").read_text()
+    assert "identical" in page and "my own word" not in page and "of other bytes" not in page
 
 
 def test_the_site_is_made_of_whole_submissions_and_holds_nothing_of_a_bundle(site: Path) -> None:
@@ -279,13 +308,15 @@ def test_the_site_is_made_of_whole_submissions_and_holds_nothing_of_a_bundle(sit
     assert (site / "feed.xml").read_text().count("<entry>") == 6 and list((site / "badges").iterdir())
 
 
-def test_building_again_changes_nothing_and_history_grows_by_changes(site: Path, submissions: Path) -> None:
+def test_building_again_changes_nothing_and_history_grows_by_changes(
+    site: Path, submissions: Path, verdicts: Path
+) -> None:
     before = {
         path: path.read_bytes()
         for path in site.rglob("*")
         if path.is_file() and path.name not in (".report", ".digest")
     }
-    run("leaderboard", "build", site, submissions, "--url", "https://example.org/board", code=1)
+    run("leaderboard", "build", site, submissions, *BUILD, verdicts, code=1)
     after = {
         path: path.read_bytes()
         for path in site.rglob("*")
