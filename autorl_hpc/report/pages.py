@@ -26,6 +26,7 @@ from autorl_hpc.report.run_folder import UNSEEN
 from autorl_hpc.report.run_page import sentence
 from autorl_hpc.report.summary import (
     Board,
+    BoardCell,
     Comparison,
     Gain,
     Group,
@@ -39,6 +40,7 @@ from autorl_hpc.report.summary import (
 from autorl_hpc.report.tables import GROUP_NOTES
 from autorl_hpc.report.trace_page import TRACE_FOLDER, TRACE_PAGE, TraceLink, trace_data
 from autorl_hpc.report.versus import Versus
+from autorl_hpc.scoring.stats import ALPHA
 from autorl_hpc.states import Route
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ def parts(merged: MergedReport, links: Mapping[int, str], figures: Figures) -> d
     return {
         "r": merged,
         "script": script(),
+        "answers": answers(merged),
         "boards": [_board(merged, board, number, figures) for number, board in enumerate(merged.boards, 1)],
         "blocks": [
             {"number": place + 1, "board": of_group.get(place, 0), **_block(group, merged.runs)}
@@ -106,6 +109,55 @@ def parts(merged: MergedReport, links: Mapping[int, str], figures: Figures) -> d
         "max_drawn": MAX_DRAWN_RUNS,
         "noted": [(run, notes) for run, notes in own_notes if notes],
     }
+
+
+MOST_WITHOUT_INTERVAL = 2  # runs
+
+
+def answers(merged: MergedReport) -> list[str]:
+    """Return in a sentence for each column of the leaderboards: which agent gained most, by how much, and is it more than noise."""
+    told = []
+    for number, board in enumerate(merged.boards, 1):
+        where = f" (leaderboard {number})" if len(merged.boards) > 1 else ""
+        for place, task in enumerate(board.tasks):
+            cells = [(row.label, row.cells[place]) for row in board.rows]
+            found = [
+                (cell.improvement.mean, label, cell)
+                for label, cell in cells
+                if cell and cell.improvement.mean is not None
+            ]
+            if found:
+                found.sort(key=lambda one: -one[0])
+                pairs = merged.groups[task.group].comparisons
+                told.append(f"{board.column(place)}{where}: {_best(found, pairs)}")
+    return told
+
+
+def _best(found: Sequence[tuple[float, str, BoardCell]], pairs: Sequence[Comparison]) -> str:
+    mean, label, cell = found[0]
+    if mean <= 0:
+        return (
+            "no agent gained." if mean == 0 else f"no agent gained; the best, {label}, is at {fmt.signed(mean)} points."
+        )
+    over = cell.improvement
+    spread = fmt.over_between(over.interval, over.low, over.high)
+    runs = f" in {over.n} runs" if over.n > MOST_WITHOUT_INTERVAL else ""
+    said = f"{label} gained most, {fmt.signed(mean)} points over the base model{' ' * bool(spread)}{spread}{runs}"
+    if cell.p_holm is not None:
+        said += (
+            f"; {'more than noise' if cell.p_holm < ALPHA else 'not told from no gain'} (p {fmt.p_value(cell.p_holm)})"
+        )
+    elif cell.p_value is None:
+        said += "; three runs are needed to tell a gain from noise over runs"
+    if len(found) > 1:
+        second = found[1][1]
+        pair = next((one for one in pairs if {one.a, one.b} == {label, second}), None)
+        p = pair.p_holm if pair is not None else None
+        by = f"{fmt.points(mean - found[1][0])} points ahead of {second}"
+        said += f"; {by}" + (
+            "" if p is None else f", {'told apart' if p < ALPHA else 'not told apart'} (p {fmt.p_value(p)})"
+        )
+    return said + (f". No rank: {cell.unranked}." if cell.unranked else ".")
 
 
 def _board(merged: MergedReport, board: Board, number: int, figures: Figures) -> dict[str, Any]:

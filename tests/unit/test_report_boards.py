@@ -309,6 +309,25 @@ def kept_base(make: Make, agent: str = "kept") -> RunSummary:
     return make(agent=agent, selected=None, improvement=Gain(difference=0.0, how="base_kept"))
 
 
+def test_the_page_begins_with_the_answer(make: Make) -> None:
+    """A best agent whose gain may be noise, or that is not told from the next, must not read as a winner."""
+    for gains, words in (
+        (
+            {"a": (60, 61, 62), "b": (10, 11, 12)},
+            ("a gained most, +61.0", "more than noise", "50.0 points ahead of b, told apart"),
+        ),
+        ({"a": (10, 12, 14), "b": (9, 11, 13)}, ("a gained most, +12.0", "1.0 points ahead of b, not told apart")),
+        ({"a": (0, 1, 30), "b": (-1, -2, -3)}, ("a gained most, +10.3", "not told from no gain")),
+        ({"a": (12.0,)}, ("three runs are needed",)),
+        ({"a": (-4, -5, -6)}, ("no agent gained; the best, a, is at \N{MINUS SIGN}5.0",)),
+    ):
+        runs = [
+            make(gain=float(gain), agent=agent, agent_hash=sha(agent)) for agent, each in gains.items() for gain in each
+        ]
+        (said,) = pages.answers(leaderboard.assemble(runs, ["exp"], []))
+        assert all(word in said for word in words), said
+
+
 def test_an_agent_that_kept_the_base_is_a_known_constant(make: Make) -> None:
     """(0, 0, 0) against 61 [58.5, 63.5]: a one-sample t test."""
     high = [make(gain, agent="high") for gain in (60.0, 61.0, 62.0)]
