@@ -66,9 +66,7 @@ def unpack_evidence(bundle: Path, into: Path, weights_allowed: Callable[[Evidenc
                 _write(into, row, data)
             if missing:
                 raise DamagedArchive(f"it ends without {min(missing)}")
-        experiment = ExperimentDir(into / export.EXPERIMENT)
-        _mark_artifact(experiment, manifest)
-        atomic.write_bytes(experiment.unpacked, b"")
+        _mark_artifact(ExperimentDir(into / export.EXPERIMENT), manifest)
         return manifest
     except DamagedArchive as error:
         raise _refused(bundle, f"{bundle.name} is damaged: {error}") from None

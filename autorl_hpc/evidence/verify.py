@@ -32,7 +32,6 @@ from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import RunRecord, Science, ids_sha256
 from autorl_hpc.report import tables
 from autorl_hpc.report.find import experiments_in, nothing_in, runs_of, runs_on_disk
-from autorl_hpc.report.format import clean
 from autorl_hpc.report.leaderboard import MAX_TWINS
 from autorl_hpc.report.pages import (
     COMPARE_NAME,
@@ -678,14 +677,13 @@ def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> Non
     if report.told is None:
         return
     chain = read_chain(run)
-    now = json.loads(run_summary(digest(run, chain)))
+    now = json.loads(run_summary(digest(run, chain, unpacked=exported)))
     head, hashes = report.told.get("ledger_head"), (chain.genesis, *chain.hashes)
     if head == now["ledger_head"]:
         if exported:  # no score depends on the story, which a bundle lacks; a doubt may rest on it
-            told = [str(one) for one in doubts] if isinstance(doubts := report.told.get("doubts"), list) else []
-            verdict.notes += [f"{IN_DOUBT}{clean(doubt)}" for doubt in (*now["doubts"], *told)]
-            excused = bool(now["doubts"] or (told and report.told.get("ranked") is False))
-            names = ("story", "doubts", "notes", "ranked") if excused else ("story",)
+            verdict.notes += [f"{IN_DOUBT}{doubt}" for doubt in now["doubts"]]
+            excused = now["doubts"] and report.told.get("ranked") is False
+            names = ("story", "doubts", "notes", "ranked") if excused else ("story", "doubts")
             report.told |= {name: now[name] for name in names}
         report.final = chain.view.closed is not None and not exported
         report.compare_summary(now)

@@ -86,7 +86,6 @@ class ExperimentDir:
     cancel = Below("cancel")  # one file per cancelled run, or `all`
     jobs = Below("jobs")  # submitit's folder: scripts and logs of the jobs
     report = Below("report")
-    unpacked = Below("unpacked")  # an empty file: it was a bundle, which lacks the recorder's files
     sandbox = Below("sandbox.json")  # the level that the first attempt proved, where the experiment says `auto`
 
     def driver_endpoint(self, name: str) -> Path:

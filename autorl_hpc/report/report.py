@@ -150,6 +150,7 @@ class Options:
     paper: bool = False  # add the published results
     figures: bool = False  # draw the figures, on the page and as PNG and SVG files
     compare: tuple[str, str] | None = None  # two sides to compare
+    unpacked: bool = False  # the runs are unpacked bundles
     one_file: bool = False  # pages of traces hold their data themselves; everything is read
 
 
@@ -194,7 +195,7 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
 
     def summaries(runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
         changed = [run for run in runs if run.run.path not in kept]
-        answers = in_processes(lambda number: _read(changed[number], digests, options.one_file), len(changed))
+        answers = in_processes(lambda number: _read(changed[number], digests, options), len(changed))
         for run in runs:
             one = made[run.run.path] if run.run.path in kept else next(answers)
             if isinstance(one, Exception):
@@ -227,16 +228,16 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
     return done
 
 
-def _read(chosen: ChosenRun, digests: Digests, one_file: bool) -> Digest | Exception:
+def _read(chosen: ChosenRun, digests: Digests, options: Options) -> Digest | Exception:
     """Read a run; write its pages and its digest. Raises AutorlError if its pages can't be written."""
     run, key = chosen.run, None
     with suppress(OSError, ValueError):
         key = digests.key(run)
     try:
-        whole = digest(run, chosen.chain)
+        whole = digest(run, chosen.chain, unpacked=options.unpacked)
     except Exception as error:
         return error
-    folder = write_run(whole, run, digests.out, one_file=one_file)
+    folder = write_run(whole, run, digests.out, one_file=options.one_file)
     damaged = whole.damage is not None
     if key is not None and damaged:
         key = with_entries(key, run)

@@ -62,13 +62,15 @@ from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, Submiss
 INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
 
 
-def digest(run: RunDir, chain: ReadableLedger | None = None) -> RunSummary:
-    """Summarise one run; of a live or damaged run, what can be read. Raises AutorlError: run.json can't be read."""
-    return _Digest(run, read_run(run), chain or read_chain(run)).summary()
+def digest(run: RunDir, chain: ReadableLedger | None = None, *, unpacked: bool = False) -> RunSummary:
+    """Summarise one run; of a live or damaged run, what can be read. `unpacked`: it is a bundle's, which lacks what doubts rest on:
+    they are its own summary's. Raises AutorlError: run.json can't be read."""
+    return _Digest(run, read_run(run), chain or read_chain(run), unpacked).summary()
 
 
 class _Digest:
-    def __init__(self, run: RunDir, record: RunRecord, chain: ReadableLedger) -> None:
+    def __init__(self, run: RunDir, record: RunRecord, chain: ReadableLedger, unpacked: bool) -> None:
+        self.unpacked = unpacked
         self.run, self.record, self.science, self.chain = run, record, record.science, chain
         self.view: RunView = chain.view
         self.closed, self.sealed = self.view.closed, self.view.sealed
@@ -171,9 +173,7 @@ class _Digest:
         gained = self.improvement.difference if self.improvement is not None else 0.0
         if gained <= 0:
             return
-        if ExperimentDir(
-            self.run.path.parent
-        ).unpacked.is_file():  # a bundle lacks what a doubt rests on: take its own summary's
+        if self.unpacked:
             told = reading.read_json_or_none(self.run.report / "summary.json")
             doubts = told.get("doubts") if isinstance(told, dict) else None
             yield from (clean(str(each)) or "" for each in (doubts if isinstance(doubts, list) else ()))

@@ -29,12 +29,11 @@ def as_csv(merged: MergedReport) -> str:
     """Return all runs as CSV with a header; text is escaped against spreadsheets that run formulas."""
     names = sorted({name for run in merged.runs for name, _ in run.figures.rows()})
     columns = [(name, column) for name in names for column in COLUMNS]
-    return _csv(
-        [
-            {**row(run), **{f"{column}.{name}": run.figures.of(column).get(name) for name, column in columns}}
-            for run in merged.runs
-        ]
-    )
+    rows = [
+        {**row(run), **{f"{column}.{name}": run.figures.of(column).get(name) for name, column in columns}}
+        for run in merged.runs
+    ]
+    return _csv(rows) if rows else "run_id\n"
 
 
 def leaderboard_csv(merged: MergedReport) -> str:

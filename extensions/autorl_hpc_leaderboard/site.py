@@ -72,7 +72,9 @@ def build_site(folders: Sequence[Path], site: Path, url: str, verdicts: Path | N
     accepted = [one for one in checked if not one.all_problems()]
     standings: list[Standing] = []
     if accepted:
-        merged = refresh(sorted(runs.iterdir()), site / "report", Options(figures=True, fresh=True)).load()
+        merged = refresh(
+            sorted(runs.iterdir()), site / "report", Options(figures=True, fresh=True, unpacked=True)
+        ).load()
         standings = standings_of(merged, owners, site)
         _drop_evidence(runs)
     _write(site, checked, standings, url)

@@ -270,11 +270,11 @@ def test_unfinished_writes_strangers_and_fifos(tree: Tree) -> None:
 def test_a_defect_of_ours_costs_one_run_and_one_that_goes_no_other(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     real = report.digest
 
-    def defect(run: object, *rest: object) -> RunSummary:
+    def defect(run: object, *rest: object, **more: bool) -> RunSummary:
         shutil.rmtree(tree.runs[2].dir.path, ignore_errors=True)  # while the first is read
         if run == tree.runs[0].dir:
             raise ZeroDivisionError("division by zero")
-        return real(run, *rest)  # type: ignore[arg-type]
+        return real(run, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(report, "digest", defect)
     done = report.refresh([tree.path])

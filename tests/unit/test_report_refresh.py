@@ -177,8 +177,8 @@ def test_a_damaged_run_that_is_repaired_in_place_counts_again(tree: Tree) -> Non
 def test_a_run_that_changes_while_it_is_read_is_not_kept(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     real = report.digest
 
-    def slow(run: object, *rest: object) -> object:
-        found = real(run, *rest)  # type: ignore[arg-type]
+    def slow(run: object, *rest: object, **more: bool) -> object:
+        found = real(run, *rest, **more)  # type: ignore[arg-type]
         if run == tree.runs[3].dir:
             tree.runs[3].submit(9.0)
         return found
@@ -318,10 +318,10 @@ def test_the_report_by_workers_is_the_report_by_one_process(tmp_path: Path, monk
     (runs[2] / "run.json").write_text("{")
     here, real = os.getpid(), report.digest
 
-    def digest(run: report.RunDir, *rest: object) -> object:
+    def digest(run: report.RunDir, *rest: object, **more: bool) -> object:
         if os.getpid() != here and run.path == runs[5]:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(run, *rest)  # type: ignore[arg-type]
+        return real(run, *rest, **more)  # type: ignore[arg-type]
 
     def made(cores: int) -> dict[str, bytes]:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))

@@ -186,9 +186,12 @@ def test_what_the_recorder_saw_is_sealed(tmp_path: Path, name: str) -> None:
     verdict = verify_run(ExperimentDir(bundled.path.parent), bundled, exported=True)
     theirs = report.build([bundled.path.parent]).runs[0]  # by a maintainer, who has the bundle alone
     assert verdict.problems == [] and not theirs.ranked and not told.ranked
-    assert verdict.notes[1:] == [f"in doubt: {doubt}" for doubt in (*theirs.doubts, *told.doubts)]
+    assert verdict.notes[1:] == [f"in doubt: {doubt}" for doubt in told.doubts]
+    (site,) = report.refresh([bundled.path.parent], tmp_path / "site", report.Options(unpacked=True)).load().runs
+    assert site.doubts == told.doubts and not site.ranked, "a leaderboard's site of bundles"
     (bundled.report / "summary.json").write_text(json.dumps({**json.loads(run_summary(told)), "doubts": 7}))
-    assert verify_run(ExperimentDir(bundled.path.parent), bundled, exported=True).problems == []
+    (found,) = verify_run(ExperimentDir(bundled.path.parent), bundled, exported=True).problems
+    assert "`ranked` is False" in found
     for damage, word in (
         (lambda: path.write_text("{}\n"), "is not the one that was there"),
         (path.unlink, "is missing"),
