@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -222,6 +223,12 @@ def report(
     from autorl_hpc.report import report
 
     options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare, one_file=one_file)
+    if any(path.is_file() and path.suffix != ".csv" for path in paths):
+        from autorl_hpc.evidence.unpack import lay_out
+
+        if out is None or watch or not all(path.is_file() for path in paths):
+            raise typer.BadParameter("bundles are reported by themselves, and need --out DIR")
+        paths, options = lay_out(paths, out / "bundles", _say), replace(options, unpacked=True)
     if watch:
         report.watch_report(paths, out, options, every, _say)
         return
@@ -249,13 +256,17 @@ def verify(
     Example: autorl-hpc verify runs/ --expect 5f0c8e...
     """
     from autorl_hpc.evidence import anchors as known
+    from autorl_hpc.evidence.unpack import verify_bundles
     from autorl_hpc.evidence.verify import as_lines, verify_paths
 
     if (anchors is None) != (key is None):
         raise AutorlError("--anchors and --key belong together", next_step="give both, or none")
     signed = known.read_anchors(anchors, known.read_key_file(key)) if anchors and key else ()
     heads = tuple(known.normal_head(head) for head in expect or [])
-    results = verify_paths(paths, known.KnownHeads(heads, signed))
+    bundles = [path for path in paths if path.is_file()]
+    folders = [path for path in paths if path not in bundles]
+    results = verify_paths(folders, known.KnownHeads(heads, signed)) if folders else []
+    results += verify_bundles(bundles)
     print_json([r.as_dict() for r in results]) if as_json else print(visible("\n".join(as_lines(results))))
     if any(not result.whole for result in results):
         raise typer.Exit(Exit.FAILED)

@@ -9,13 +9,16 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import IO
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.evidence import export
+from autorl_hpc.evidence.verify import VerifyResult, verify_run
 from autorl_hpc.files import artifacts, atomic, reading
 from autorl_hpc.files.archive import ArchiveReader, DamagedArchive, packing_of
 from autorl_hpc.files.checkpoint import tensors_of
@@ -72,6 +75,47 @@ def unpack_evidence(bundle: Path, into: Path, weights_allowed: Callable[[Evidenc
         raise _refused(bundle, f"{bundle.name} is damaged: {error}") from None
     except OSError as error:
         raise from_os_error(error, f"unpacking {bundle.name}", error.filename or into) from error
+
+
+MOST_WEIGHTS_BYTES = 64 << 30  # of a bundle whose base model is not staged here
+
+
+def verify_bundle(bundle: Path, into: Path) -> tuple[VerifyResult, Path | None]:
+    """Unpack a bundle below the empty folder `into` and verify its run; return the verdict and the experiment's folder (null: the bundle
+    is damaged)."""
+    try:
+        manifest = unpack_evidence(bundle, into, lambda _: MOST_WEIGHTS_BYTES)
+    except AutorlError as error:
+        return VerifyResult(bundle.name, problems=[error.what]), None
+    (into / "runs").mkdir()
+    experiment = ExperimentDir((into / export.EXPERIMENT).rename(into / "runs" / manifest.experiment))
+    return verify_run(experiment, experiment.run(manifest.run_id), exported=True), experiment.path
+
+
+def verify_bundles(bundles: Sequence[Path]) -> list[VerifyResult]:
+    """Verify bundles one by one, in a temporary folder."""
+    found = []
+    for bundle in bundles:
+        with tempfile.TemporaryDirectory(prefix="autorl-verify-") as work:
+            found.append(verify_bundle(bundle, Path(work))[0])
+    return found
+
+
+def lay_out(bundles: Sequence[Path], into: Path, say: Callable[[str], None]) -> list[Path]:
+    """Unpack whole bundles, without their weights, for a report; return the experiments' folders. Damaged ones are named and left out."""
+    shutil.rmtree(into, ignore_errors=True)
+    whole = []
+    for number, bundle in enumerate(bundles):
+        place = into / f"{number:03d}"
+        place.mkdir(parents=True)
+        verdict, experiment = verify_bundle(bundle, place)
+        if experiment is None or verdict.problems:
+            say(f"{bundle.name} is left out: {verdict.problems[0]}")
+            shutil.rmtree(place)
+            continue
+        shutil.rmtree(experiment / "artifacts", ignore_errors=True)
+        whole.append(experiment)
+    return whole
 
 
 def _refused(bundle: Path, what: str) -> AutorlError:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, StringConstraints, field_validator
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.evidence.unpack import unpack_evidence
+from autorl_hpc.evidence.unpack import MOST_WEIGHTS_BYTES, unpack_evidence
 from autorl_hpc.evidence.verify import verify_run
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.reading import read_bytes, read_yaml
@@ -23,7 +23,6 @@ from autorl_hpc_leaderboard.bulk import sha256_of, verdict_path
 
 FILE = "submission.yaml"
 MAX_VERDICT_BYTES = 1 << 20
-MAX_WEIGHTS_BYTES = 64 << 30
 NEXT_STEP = "see docs/leaderboard.md for every field"
 
 
@@ -151,13 +150,12 @@ def _check_bundle(bundle: Bundle, into: Path) -> Iterator[str]:
         yield "is a link"
         return
     try:
-        bundle.manifest = unpack_evidence(bundle.path, into, lambda _: MAX_WEIGHTS_BYTES)
+        bundle.manifest = unpack_evidence(bundle.path, into, lambda _: MOST_WEIGHTS_BYTES)
     except AutorlError as error:
         yield error.what
         return
     experiment = ExperimentDir(into / "experiment")
-    verdict = verify_run(experiment, experiment.run(bundle.manifest.run_id), exported=True)
-    yield from verdict.problems
+    yield from verify_run(experiment, experiment.run(bundle.manifest.run_id), exported=True).problems
 
 
 def read_verdict(verdicts: Path, bundle: Bundle) -> dict[str, Any] | None:

@@ -235,6 +235,19 @@ def submissions(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_bundles_are_reported_and_verified_as_folders_are(submissions: Path, tmp_path: Path) -> None:
+    """A damaged bundle's number on a page, and weights that are left beside a report."""
+    whole = sorted((submissions / "person-0").glob("*.tar.gz"))
+    damaged = submissions / "bad-altered" / "x.tar.gz"
+    told = json.loads(run("verify", *whole, damaged, "--json", code=1).stdout)
+    assert [bool(one["problems"]) for one in told] == [*(False for _ in whole), True]
+    run("verify", *whole)
+    report = json.loads(run("report", *whole, damaged, "--out", tmp_path / "r", "--no-figures", "--json").stdout)
+    assert len(report["runs"]) == len(whole) and not list((tmp_path / "r").rglob("*.safetensors"))
+    assert {one["run_id"] for one in report["runs"]} == {path.name.removesuffix(".tar.gz") for path in whole}
+    run("report", whole[0], submissions, "--out", tmp_path / "x", code=2)
+
+
 def test_bad_submissions_are_told_apart(submissions: Path) -> None:
     told = {
         row["submission"]: row["problems"]
