@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import stat
@@ -118,7 +119,7 @@ def prompting_hash(folder: Path, manifest: StoreManifest) -> str:
             continue
         rows[file.path] = file.sha256
         if file.path.endswith(".json") and file.size_bytes <= MAX_SMALL_JSON_BYTES and file.path != "tokenizer.json":
-            value = reading.read_json(folder / file.path)
+            value = json.loads(reading.read_bytes(folder / file.path), parse_constant=str)  # Infinity is no JSON
             rows[file.path] = {k: v for k, v in value.items() if k not in PROMPTING_NOISE}
     return hashlib.sha256(canonical_json(rows)).hexdigest()
 

@@ -79,6 +79,10 @@ def test_a_run_of_two_links_lives_while_one_of_them_may_come(clients: Clients) -
     board = JobTable.of(jobs, slurm.jobs(names_of(jobs)))
     assert board.alive_runs() == {"a"}
     assert [task.submitted.number for task in board.of_run("b")] == [2, 3]
+    back = submitted(array(2, "120", ("a", "b")), array(3, "121", ("a", "b")).model_copy(update={"taken_back": True}))
+    assert JobTable.of(back, slurm.jobs(names_of(back))).alive_runs() == set(), (
+        "a launch that failed took these jobs back"
+    )
     chain = submitted(*(Submitted(name=GRADER, role="grader-0", number=n, job_id=str(118 + n)) for n in (1, 4)))
     clients.says(
         "squeue", lines([squeue_line("119", GRADER, "COMPLETED", 1), squeue_line("122", GRADER, "PENDING", 4)])
