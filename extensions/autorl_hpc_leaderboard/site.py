@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
 from autorl_hpc.files.layout import share
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.report import Options, refresh
 from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc_leaderboard.submission import Bundle, CheckedSubmission, check, read_verdict
+from autorl_hpc_leaderboard.submission import FAILS, Bundle, CheckedSubmission, check, read_verdict
 
 NONE = "\N{EN DASH}"
+MARK = ".autorl-leaderboard"  # in a folder that holds a site: it may be replaced
 KEPT = "report"
 """The one folder of a run that is published: its pages, made here."""
+
+
+Owners = dict[tuple[str, str], list[tuple[CheckedSubmission, Bundle]]]
+"""Who sent a run, by its id and head, in the order of the submissions."""
 
 
 @dataclass(frozen=True)
@@ -46,44 +54,48 @@ def build_site(folders: Sequence[Path], site: Path, url: str, verdicts: Path | N
         url: where the site will be, for the feed's links; may be empty.
         verdicts: the maintainer's folder of `rescore --out`.
     """
-    runs, work = site / "runs", site / ".work"
+    if site.exists() and any(site.iterdir()) and not (site / MARK).is_file():
+        what = "this folder is not empty, and no site that was built here"
+        raise AutorlError(what, where=site, next_step="give a new folder: what is in a site's folder is replaced")
+    site.mkdir(parents=True, exist_ok=True)
+    (site / MARK).touch()
+    runs = site / "runs"
     shutil.rmtree(runs, ignore_errors=True)
-    runs.mkdir(parents=True)
+    runs.mkdir()
     checked: list[CheckedSubmission] = []
-    owners: dict[tuple[str, str], tuple[CheckedSubmission, Bundle]] = {}
-    for place, folder in enumerate(folders):
-        taken: list[tuple[Bundle, Path]] = []
+    owners: Owners = {}
+    with tempfile.TemporaryDirectory(prefix=".work-", dir=site) as work:
+        for place, folder in enumerate(folders):
+            taken: list[tuple[Bundle, Path]] = []
 
-        def keep(bundle: Bundle, into: Path, taken: list[tuple[Bundle, Path]] = taken) -> None:
-            shutil.rmtree(into / "experiment" / "artifacts", ignore_errors=True)  # weights are not published
-            taken.append((bundle, into.rename(work / f"kept-{len(list(work.iterdir()))}")))
+            def keep(bundle: Bundle, into: Path, taken: list[tuple[Bundle, Path]] = taken) -> None:
+                shutil.rmtree(into / "experiment" / "artifacts", ignore_errors=True)  # weights are not published
+                home = Path(tempfile.mkdtemp(dir=work))
+                taken.append((bundle, (into / "experiment").rename(home / "experiment")))
 
-        one = check(folder, work, keep)
-        checked.append(one)
-        if not one.all_problems():
-            for number, (bundle, into) in enumerate(taken):
+            one = check(folder, Path(work), keep)
+            checked.append(one)
+            for number, (bundle, experiment) in enumerate(taken if not one.all_problems() else ()):
                 assert bundle.manifest is not None
                 bundle.verdict = read_verdict(verdicts, bundle) if verdicts is not None else None
-                home = runs / f"{_slug(folder.name)}-{place}-{number}" / bundle.manifest.experiment
-                home.parent.mkdir(parents=True)
-                (into / "experiment").rename(home)
-                owners[bundle.manifest.run_id, bundle.manifest.head.head] = one, bundle
-    shutil.rmtree(work, ignore_errors=True)
-    accepted = [one for one in checked if not one.all_problems()]
+                home = runs / f"{place:03d}-{number:03d}" / bundle.manifest.experiment
+                home.parent.mkdir()
+                experiment.rename(home)
+                owners.setdefault((bundle.manifest.run_id, bundle.manifest.head.head), []).append((one, bundle))
     standings: list[Standing] = []
-    if accepted:
-        merged = refresh(
-            sorted(runs.iterdir()), site / "report", Options(figures=True, fresh=True, unpacked=True)
-        ).load()
-        standings = standings_of(merged, owners, site)
+    try:
+        if owners:
+            merged = refresh(
+                sorted(runs.iterdir()), site / "report", Options(figures=True, fresh=True, unpacked=True)
+            ).load()
+            standings = standings_of(merged, owners, site)
+    finally:
         _drop_evidence(runs)
     _write(site, checked, standings, url)
     return checked
 
 
-def standings_of(
-    merged: MergedReport, owners: dict[tuple[str, str], tuple[CheckedSubmission, Bundle]], site: Path
-) -> list[Standing]:
+def standings_of(merged: MergedReport, owners: Owners, site: Path) -> list[Standing]:
     """Return the rows of the table, best first within a task."""
     rows = []
     for number, board in enumerate(merged.boards, 1):
@@ -95,9 +107,9 @@ def standings_of(
                     continue
                 places = cells[row.agent_hash, row.driver, row.mode].places
                 found = [(merged.runs[one], merged.run_folders[one]) for one in places]
-                whose = [
-                    owners[run.run_id, run.ledger_head] for run, _ in found if (run.run_id, run.ledger_head) in owners
-                ]
+                keys = [(run.run_id, run.ledger_head) for run, _ in found]
+                whose = [owner for key in keys for owner in owners.get(key, ())]
+                fails = next((bundle.rescored for _, bundle in whose if bundle.rescored.startswith(FAILS)), None)
                 over = cell.improvement
                 low_high = "" if over.low is None else f" [{over.low:+.1f}, {over.high:+.1f}]"
                 rank = (
@@ -112,10 +124,14 @@ def standings_of(
                         number,
                         board.column(place),
                         row.label,
-                        rank if cell.unranked is None else f"{NONE} ({cell.unranked})",
+                        f"{NONE} ({fails})"
+                        if fails
+                        else rank
+                        if cell.unranked is None
+                        else f"{NONE} ({cell.unranked})",
                         "none" if over.mean is None else f"{over.mean:+.1f}{low_high}",
                         over.n,
-                        tuple(sorted({one.file.submitter for one, _ in whose if one.file is not None})),
+                        tuple(dict.fromkeys(one.file.submitter for one, _ in whose if one.file is not None)),
                         ", ".join(sorted({bundle.rescored for _, bundle in whose})),
                         _conditions(merged, number - 1),
                         tuple((_label(run), _address(Path(folder), site)) for run, folder in found),
@@ -164,7 +180,7 @@ def _write(site: Path, checked: Sequence[CheckedSubmission], standings: Sequence
         ),
         "refused": [one for one in checked if one.all_problems()],
         "history": history,
-        "badges": {(one.task, one.agent): f"badges/{_slug(one.task)}-{_slug(one.agent)}.svg" for one in standings},
+        "badges": {one: _badge_name(one) for one in standings},
         "url": url.rstrip("/"),
     }
     for name in ("index.html", "history.html", "feed.xml"):
@@ -173,7 +189,7 @@ def _write(site: Path, checked: Sequence[CheckedSubmission], standings: Sequence
     (site / "badges").mkdir(exist_ok=True)
     for one in standings:
         atomic.write_bytes(
-            site / facts["badges"][one.task, one.agent],
+            site / facts["badges"][one],
             _badge(f"{one.task}", f"{one.rank} {one.gain}").encode(),
             durable=False,
         )
@@ -183,15 +199,20 @@ def _history(site: Path, standings: Sequence[Standing], accepted: Sequence[Check
     """Return the changes of standings over all builds of this site, newest first; kept in history.json."""
     path = site / "history.json"
     told: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    newest = {(row["task"], row["agent"]): row for row in told}
+    newest = {(row.get("conditions"), row["task"], row["agent"]): row for row in told}
     date = max((str(one.file.date) for one in accepted if one.file is not None), default="")
     for one in standings:
-        now = {"task": one.task, "agent": one.agent, "rank": one.rank, "gain": one.gain}
-        before = newest.get((one.task, one.agent))
+        now = {"conditions": one.conditions, "task": one.task, "agent": one.agent, "rank": one.rank, "gain": one.gain}
+        before = newest.get((one.conditions, one.task, one.agent))
         if before is None or {name: before[name] for name in now} != now:
             told.append({**now, "date": date})
     atomic.write_bytes(path, (json.dumps(told, indent=1, sort_keys=True) + "\n").encode(), durable=False)
     return told[::-1]
+
+
+def _badge_name(one: Standing) -> str:
+    which = hashlib.sha256(f"{one.conditions}\n{one.task}\n{one.agent}".encode()).hexdigest()[:8]
+    return f"badges/{_slug(one.task)}-{_slug(one.agent)}-{which}.svg"
 
 
 def _slug(text: str) -> str:

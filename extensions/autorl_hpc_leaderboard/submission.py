@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from autorl_hpc_leaderboard.bulk import sha256_of, verdict_path
 
 FILE = "submission.yaml"
 MAX_VERDICT_BYTES = 1 << 20
+FAILS = "does not hold"
 NEXT_STEP = "see docs/leaderboard.md for every field"
 
 
@@ -80,7 +81,7 @@ class Bundle:
             return "not rescored"
         selected = self.verdict.get("selected") or self.verdict.get("base")
         word = str(selected.get("word")) if isinstance(selected, dict) else "no score"
-        return word if self.verdict.get("holds") is True else f"does not hold: {word}"
+        return word if self.verdict.get("holds") is True else f"{FAILS}: {word}"
 
 
 @dataclass
@@ -115,40 +116,47 @@ def submissions_in(paths: list[Path]) -> list[Path]:
 
 
 def check(folder: Path, work: Path, keep: Callable[[Bundle, Path], None] | None = None) -> CheckedSubmission:
-    """Check a submission: its file, and every bundle by unpacking it below `work` and verifying chain, hashes and scores.
+    """Check a submission: its file, and every bundle by unpacking it below `work` and verifying chain, hashes and scores. Never raises for
+    what it holds.
 
     Args:
         keep: called for each whole bundle with its unpacked folder, which is removed afterwards.
     """
     done = CheckedSubmission(folder)
     try:
-        done.file = parse_record(SubmissionFile, read_yaml(folder / FILE), folder / FILE, next_step=NEXT_STEP)
-        if done.file.date > datetime.date.today() + datetime.timedelta(days=1):
-            done.problems.append(f"date: {done.file.date} is in the future")
-    except AutorlError as error:
-        done.problems.append(error.what)
-    done.bundles = [
-        Bundle(path) for path in sorted(folder.iterdir()) if path.name.endswith((".tar.zst", ".tar.gz", ".tar"))
-    ]
-    if not done.bundles:
-        done.problems.append("no bundle: put the files that `autorl-hpc export` wrote beside submission.yaml")
-    for number, bundle in enumerate(done.bundles):
-        into = work / f"{folder.name[:80]}-{number}"
-        shutil.rmtree(into, ignore_errors=True)
-        into.mkdir(parents=True)
-        try:
-            bundle.problems += _check_bundle(bundle, into)
-            if keep is not None and not bundle.problems:
-                keep(bundle, into)
-        finally:
-            shutil.rmtree(into, ignore_errors=True)
+        _check_folder(done, work, keep)
+    except (AutorlError, OSError, ValueError, RecursionError) as error:
+        done.problems.append(f"can't be read: {error.what if isinstance(error, AutorlError) else type(error).__name__}")
     return done
 
 
+def _check_folder(done: CheckedSubmission, work: Path, keep: Callable[[Bundle, Path], None] | None) -> None:
+    folder, odd = done.folder, []
+    if (folder / FILE).is_symlink():
+        done.problems.append(f"{FILE} is a link")
+    else:
+        try:
+            done.file = parse_record(SubmissionFile, read_yaml(folder / FILE), folder / FILE, next_step=NEXT_STEP)
+            if done.file.date > datetime.date.today() + datetime.timedelta(days=1):
+                done.problems.append(f"date: {done.file.date} is in the future")
+        except AutorlError as error:
+            done.problems.append(error.what)
+    for path in sorted(folder.iterdir()):
+        if path.name.endswith((".tar.zst", ".tar.gz", ".tar")):
+            regular = path.is_file() and not path.is_symlink()
+            done.bundles += [Bundle(path)] if regular else []
+            odd += [] if regular else [path.name]
+    done.problems += [f"{name} is a link, or no regular file" for name in odd]
+    if not done.bundles:
+        done.problems.append("no bundle: put the files that `autorl-hpc export` wrote beside submission.yaml")
+    for bundle in done.bundles:
+        with tempfile.TemporaryDirectory(dir=work) as into:
+            bundle.problems += _check_bundle(bundle, Path(into))
+            if keep is not None and not bundle.problems:
+                keep(bundle, Path(into))
+
+
 def _check_bundle(bundle: Bundle, into: Path) -> Iterator[str]:
-    if bundle.path.is_symlink():
-        yield "is a link"
-        return
     try:
         bundle.manifest = unpack_evidence(bundle.path, into, lambda _: MOST_WEIGHTS_BYTES)
     except AutorlError as error:

@@ -10,8 +10,9 @@ import os
 import stat
 import subprocess
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 from pydantic import field_validator
@@ -77,9 +78,17 @@ def after_job(experiment: ExperimentDir) -> None:
             return
         event, text = found
         mark = experiment.path / TOLD / event
-        mark.parent.mkdir(exist_ok=True)
-        if atomic.publish_bytes(mark, b""):
-            send(asked, event, experiment.path.name, text)
+        if mark.exists():
+            return
+        failed = send(asked, event, experiment.path.name, text)
+        if failed:  # not its words: an address is in some
+            print(
+                f"notify: not told by {', '.join(f'{way} ({type(why).__name__})' for way, why in failed.items())}",
+                flush=True,
+            )
+        if len(failed) < len(ways(asked)):
+            mark.parent.mkdir(exist_ok=True)
+            atomic.publish_bytes(mark, b"")
     except Exception as error:
         print(f"notify: {type(error).__name__}: nobody was told", flush=True)  # not its words: an address is in some
 
@@ -101,18 +110,47 @@ def event_of(experiment: ExperimentDir) -> tuple[Event, str] | None:
     return "finished", f"{name}: {len(runs)} runs are finished; the report: {experiment.report / 'index.html'}"
 
 
-def send(asked: NotifyFile, event: Event, experiment: str, text: str) -> None:
-    """Send one message by every way that the file names. Raises OSError, subprocess errors: one did not take it."""
+def ways(asked: NotifyFile) -> dict[str, Callable[[Event, str, str], object]]:
+    """Return the ways that the file names; each is called with event, experiment and text, and raises if it does not take it."""
+    found: dict[str, Callable[[Event, str, str], object]] = {}
     if asked.command:
-        env = {**os.environ, "AUTORL_EVENT": event, "AUTORL_EXPERIMENT": experiment}
-        subprocess.run(asked.command, input=text, text=True, env=env, timeout=LIMIT_S, check=True)
-    if asked.mail:
-        subject = f"autorl-hpc: {experiment} {event}"
-        subprocess.run(["mail", "-s", subject, asked.mail], input=text + "\n", text=True, timeout=LIMIT_S, check=True)
-    if asked.webhook:
-        body: dict[str, Any] = {"text": text, "event": event, "experiment": experiment}
-        request = urllib.request.Request(asked.webhook, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        urllib.request.urlopen(request, timeout=LIMIT_S).close()
+        found["command"] = lambda event, experiment, text: subprocess.run(
+            asked.command,
+            input=text,
+            text=True,
+            env={**os.environ, "AUTORL_EVENT": event, "AUTORL_EXPERIMENT": experiment},
+            timeout=LIMIT_S,
+            check=True,
+        )
+    if (address := asked.mail) is not None:
+        found["mail"] = lambda event, experiment, text: subprocess.run(
+            ["mail", "-s", f"autorl-hpc: {experiment} {event}", address],
+            input=text + "\n",
+            text=True,
+            timeout=LIMIT_S,
+            check=True,
+        )
+    if (hook := asked.webhook) is not None:
+        found["webhook"] = lambda event, experiment, text: urllib.request.urlopen(
+            urllib.request.Request(
+                hook,
+                json.dumps({"text": text, "event": event, "experiment": experiment}).encode(),
+                {"Content-Type": "application/json"},
+            ),
+            timeout=LIMIT_S,
+        ).close()
+    return found
+
+
+def send(asked: NotifyFile, event: Event, experiment: str, text: str) -> dict[str, Exception]:
+    """Send one message by every way that the file names; return the ways that did not take it, with why."""
+    failed: dict[str, Exception] = {}
+    for way, tell in ways(asked).items():
+        try:
+            tell(event, experiment, text)
+        except Exception as error:
+            failed[way] = error
+    return failed
 
 
 def notify(
@@ -128,4 +166,7 @@ def notify(
         raise AutorlError(what, where=FILE, next_step="see docs/clusters.md, Notifications", exit_code=Exit.USAGE)
     if event not in ("finished", "failed", "stuck"):
         raise typer.BadParameter("finished, failed or stuck")
-    send(asked, event, "test", f"a test of `autorl-hpc notify {event}`")  # type: ignore[arg-type]
+    failed = send(asked, event, "test", f"a test of `autorl-hpc notify {event}`")  # type: ignore[arg-type]
+    if failed:
+        told = ", ".join(f"{way} ({type(why).__name__})" for way, why in failed.items())
+        raise AutorlError(f"not told by {told}", where=FILE, next_step="correct that line", exit_code=Exit.FAILED)

@@ -67,13 +67,16 @@ def spares(experiment: Path) -> Iterator[Spare]:
     from autorl_hpc.report.find import runs_on_disk
 
     place = ExperimentDir(experiment)
-    keep_all, all_closed = read_experiment(place).spec.retention.artifacts == "all", True
+    record = read_experiment(place)
+    here = place.path.resolve() == Path(record.root).resolve() / "runs" / place.path.name
+    scratch = (Path(record.scratch) if record.scratch else Path(record.root) / "scratch") / place.path.name
+    keep_all, all_closed = record.spec.retention.artifacts == "all", True
     needed: set[str | None] = set()
-    for run_id in runs_on_disk(place):
+    for run_id in sorted({*record.runs, *runs_on_disk(place)}):
         run = place.run(run_id)
         try:
             view = RunView.of(Ledger(run).read())
-        except AutorlError:  # damaged: nothing of it may go
+        except (AutorlError, OSError):  # damaged or gone: nothing that it may need may go
             all_closed = False
             continue
         if view.closed is None:
@@ -83,7 +86,7 @@ def spares(experiment: Path) -> Iterator[Spare]:
             one.content_hash for number, one in view.submissions.items() if keep_all or number == view.closed.selected
         }
         workspace = _workspace(run.workspace_link)
-        if workspace is not None:
+        if here and workspace == scratch / run_id:  # a copy of an experiment names the workspaces of the original
             yield Spare(workspace, f"workspace of {run_id}, which is closed", _size(workspace))
     if all_closed and place.artifacts.is_dir():
         for folder in sorted(place.artifacts.iterdir()):
@@ -96,7 +99,7 @@ def _workspace(link: Path) -> Path | None:
         path = Path(json.loads(link.read_text(encoding="utf-8"))["workspace"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return path if path.is_dir() and not path.is_symlink() and path.name == link.parent.name else None
+    return path if path.is_dir() and not path.is_symlink() else None
 
 
 def _size(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ SCHEMA_LINE = "# yaml-language-server: $schema={schema}\n"
 EXPERIMENT = """\
 # Fields: docs/experiments.md. Next: autorl-hpc stage {stage}; autorl-hpc launch {file} --dry-run
 name: {name}
-description: {agent} on {task}
+description: {what}
 matrix:
   task: {task}            # autorl-hpc list tasks
   agent: {agent}          # autorl-hpc list agents; [a, b] compares two
@@ -64,6 +65,9 @@ def init(
     """
     from autorl_hpc.agents.definition import agent_names, load_agent
     from autorl_hpc.cluster.profile import profile_names
+    from autorl_hpc.files.reading import parse_yaml
+    from autorl_hpc.records.base import parse_record
+    from autorl_hpc.records.experiment import ExperimentSpec
     from autorl_hpc.tasks.loader import load_task, task_names
 
     task = load_task(_asked("task", task, task_names(), "arithmetic")).name
@@ -74,21 +78,25 @@ def init(
     name = name or f"{task}-{chosen.name}"
     calls = chosen.file.driver is not None
     text = EXPERIMENT.format(
-        name=name,
-        task=task,
-        agent=chosen.name,
-        model=model,
-        budget=budget,
-        cluster=cluster,
+        **{"name": _scalar(name), "task": _scalar(task), "agent": _scalar(chosen.name), "model": _scalar(model)},
+        **{"budget": budget, "cluster": _scalar(cluster)},
+        what=f"{chosen.name} on {task}",
         stage=f"{task} {model}",
         file=f"jobs/{name}.yaml",
         driver=DRIVER if calls else "",
     )
     if calls:
         text = text.replace("  seed:", "  driver: llm\n  seed:")
-    _write(folder / "jobs" / f"{name}.yaml", "ExperimentSpec", text)
+    path = folder / "jobs" / f"{name}.yaml"
+    parse_record(ExperimentSpec, parse_yaml(text.encode(), path), path, next_step="correct that option")
+    _write(path, "ExperimentSpec", text)
     if cluster != "local" and cluster not in profile_names():
         _write(folder / "jobs" / "clusters" / f"{cluster}.yaml", "ClusterProfile", _profile(cluster))
+
+
+def _scalar(text: str) -> str:
+    """Return a text as YAML reads it again: `null` is an agent's name."""
+    return json.dumps(text) if text.lower() in ("null", "true", "false", "yes", "no", "on", "off", "~") else text
 
 
 def _asked(what: str, given: str | None, known: list[str], default: str) -> str:
@@ -109,11 +117,12 @@ def _profile(name: str) -> str:
     partition, limit, gpus, n_gpus = "# partition: gpu", "# limits: {max_time: 24h}", "gpu_wording: gres", 1
     try:
         known = partitions()
-        kinds = dict(line.split(maxsplit=1) for line in slurm.run(["sinfo", "--noheader", "-o", "%R %G"]).splitlines())
+        told = (line.split(maxsplit=1) for line in slurm.run(["sinfo", "--noheader", "-o", "%R %G"]).splitlines())
+        kinds = {name: gres for name, each in told for gres in each.split(",") if gres.startswith("gpu")}
     except (AutorlError, OSError, ValueError):
         typer.echo("Slurm does not answer here: fill in partition and GPUs yourself", err=True)
         return PROFILE.format(name=name, partition=partition, limit=limit, gpus=gpus, n_gpus=n_gpus)
-    with_gpus = [one for one in known if "gpu" in kinds.get(one, "")]
+    with_gpus = [one for one in known if one in kinds]
     default = next((one for one, (_, first) in known.items() if first), next(iter(known), "gpu"))
     chosen = default if default in with_gpus or not with_gpus else with_gpus[0]
     partition = f"partition: {chosen}   # others: {', '.join(one for one in known if one != chosen) or 'none'}"

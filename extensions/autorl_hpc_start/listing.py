@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, visible
 
 
 class What(str, Enum):
@@ -51,7 +51,7 @@ def show(
     for name in rows[0] if rows else ():
         table.add_column(name.replace("_", " "), no_wrap=name == "name", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(value)) for value in row.values()))
+        table.add_row(*(Text(visible(str(value))) for value in row.values()))
     Console().print(table if rows else f"no {what.value} below {place.path}")
 
 

@@ -80,6 +80,11 @@ def test_init_writes_files_that_are_taken(tmp_path: Path, monkeypatch: pytest.Mo
     profile = yaml.safe_load((tmp_path / "jobs" / "clusters" / "mine.yaml").read_text())
     assert ClusterProfile.model_validate(profile).name == "mine"
     run("init", "--task", "gsm8k", "--agent", "mini", "--cluster", "mine", code=1)
+    run("init", "--agent", "null", "--name", "nobody")
+    spec = ExperimentSpec.model_validate(yaml.safe_load((tmp_path / "jobs" / "nobody.yaml").read_text()))
+    assert spec.matrix.agent == ("null",)
+    run("init", "--budget", "1:30", "--name", "odd", code=1)
+    assert not (tmp_path / "jobs" / "odd.yaml").exists()
     assert (tmp_path / "jobs" / "gsm8k-mini.yaml").read_text() == experiment
 
 
@@ -100,23 +105,34 @@ def test_gc_frees_workspaces_of_closed_runs_alone(runs: Path, tmp_path: Path) ->
     experiment = place / "finished"
     closed, still = sorted(path.parent for path in experiment.glob("*/run.json"))[:2]
     (still / "ledger" / sorted(os.listdir(still / "ledger"))[-1]).unlink()  # its closing entry
+    record = json.loads((experiment / "experiment.json").read_text())
+    (experiment / "experiment.json").write_text(json.dumps({**record, "root": str(tmp_path), "scratch": None}))
     for link in experiment.glob("*/workspace.json"):
         link.unlink()
+    scratch = tmp_path / "scratch" / "finished"
     for one in (closed, still):
-        workspace = tmp_path / "scratch" / one.name
+        workspace = scratch / one.name
         workspace.mkdir(parents=True)
         (workspace / "file").write_bytes(b"x" * 5000)
         (one / "workspace.json").write_text(json.dumps({"schema_version": 1, "workspace": str(workspace)}))
+    third = sorted(path.parent for path in experiment.glob("*/run.json"))[2]
+    (third / "workspace.json").write_text(json.dumps({"schema_version": 1, "workspace": str(place)}))
     spare = experiment / "artifacts" / ("a" * 64)
     spare.mkdir(parents=True)
     before = sorted(path for path in place.rglob("*"))
     found = json.loads(run("gc", place, "--json").stdout)
     assert [Path(row["path"]).name for row in found["spare"]] == [closed.name] and found["bytes"] >= 5000
-    assert (tmp_path / "scratch" / closed.name).is_dir()
+    assert (scratch / closed.name).is_dir()
+    shutil.copytree(place, tmp_path / "copy" / "runs")
+    assert json.loads(run("gc", tmp_path / "copy" / "runs", "--json").stdout)["spare"] == [], (
+        "the original's workspaces"
+    )
     run("gc", place, "--delete")
-    assert not (tmp_path / "scratch" / closed.name).exists() and (tmp_path / "scratch" / still.name / "file").is_file()
+    assert not (scratch / closed.name).exists() and (scratch / still.name / "file").is_file()
     assert spare.is_dir(), "while a run goes on no artifact may go"
     assert sorted(path for path in place.rglob("*")) == before
+    shutil.rmtree(still)
+    assert json.loads(run("gc", place, "--json").stdout)["spare"] == [], "a run that is lost keeps all artifacts"
 
 
 def test_each_event_is_told_once_and_by_the_users_own_file_alone(
@@ -138,7 +154,7 @@ def test_each_event_is_told_once_and_by_the_users_own_file_alone(
     file.write_text(yaml.safe_dump(asked))
     file.chmod(0o666)
     after_job(experiment)
-    assert not said.exists() and "nobody was told" in capfd.readouterr().out
+    assert not said.exists() and "nobody was told" in capfd.readouterr().out, "a file that others may write"
     file.chmod(0o600)
     after_job(experiment)
     after_job(experiment)
@@ -146,7 +162,7 @@ def test_each_event_is_told_once_and_by_the_users_own_file_alone(
         said.read_text().startswith("finished finished: 17 runs") and said.read_text().count("runs are finished") == 1
     )
     told = capfd.readouterr()
-    assert "nobody was told" in told.out and "secret-word" not in told.out + told.err
+    assert "not told by webhook" in told.out and "secret-word" not in told.out + told.err
     closing = sorted((experiment.path / sorted(os.listdir(experiment.finished))[0] / "ledger").iterdir())[-1]
     closing.write_text(closing.read_text()[:-20])
     after_job(experiment)
@@ -200,9 +216,19 @@ def altered(bundle: Path, target: Path) -> None:
             out.addfile(member, io.BytesIO(changed[member.name]))
 
 
+def test_a_site_replaces_nothing_but_a_site(runs: Path, tmp_path: Path, submissions: Path) -> None:
+    """`leaderboard build .` in the root removed all ledgers."""
+    shutil.copytree(runs, tmp_path / "runs")
+    run("leaderboard", "build", tmp_path, submissions, code=1)
+    assert (
+        sorted(path.name for path in (tmp_path / "runs" / "finished").glob("*/run.json"))
+        and not (tmp_path / "index.html").exists()
+    )
+
+
 @pytest.fixture(scope="module")
 def submissions(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirty bundles of six people; nine submissions of a seventh are bad, each in another way."""
+    """Thirty bundles of six people; eleven submissions of a seventh are bad, each in another way."""
     folder = tmp_path_factory.mktemp("submissions")
     made = bundles_of(runs, tmp_path_factory.mktemp("exported") / "b")
     for number, who in enumerate(("ada", "bob", "<script>alert(1)</script>", "dan", "eva", "fay")):
@@ -217,6 +243,8 @@ def submissions(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "licence": {name: value for name, value in good.items() if name != "licence"},
         "future": {**good, "date": "2126-11-09"},
         "unknown": {**good, "rank": 1},
+        "file-link": good,
+        "fifo": good,
         "control": {**good, "hardware": "two\x1b[2Jcores"},
         **dict.fromkeys(("cut", "altered", "linked", "empty"), good),
     }
@@ -230,8 +258,15 @@ def submissions(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             altered(made[0], home / "x.tar.gz")
         elif name == "linked":
             (home / "x.tar.gz").symlink_to(made[0])
+        elif name == "fifo":
+            os.mkfifo(home / "x.tar.gz")
         elif name != "empty":
             shutil.copy(made[0], home)
+        if name == "file-link":
+            secret = folder.parent / "secret-of-the-maintainer"
+            secret.write_text("sk-secret-word: 1\n")
+            (home / "submission.yaml").unlink()
+            (home / "submission.yaml").symlink_to(secret)
     return folder
 
 
@@ -254,7 +289,7 @@ def test_bad_submissions_are_told_apart(submissions: Path) -> None:
         for row in json.loads(run("check-submission", submissions, "--json", code=1).stdout)
     }
     assert {name for name, problems in told.items() if problems} == {name for name in told if name.startswith("bad-")}
-    assert len(told) == 15
+    assert len(told) == 17
     words = {
         "link": "https://",
         "licence": "licence",
@@ -312,12 +347,13 @@ def test_the_site_is_made_of_whole_submissions_and_holds_nothing_of_a_bundle(sit
         and "&lt;script&gt;" in page
         and "@example.org" not in page
         and "javascript:" not in page
+        and "sk-secret-word" not in page
     )
     assert "ada" in page and "bad-altered" in page
     links = [part.split('"')[0] for part in page.split('href="')[1:]]
     assert all((site / link).is_file() for link in links if not link.startswith("https://"))
     kept = {path.name for path in (site / "runs").rglob("*") if path.is_file()}
-    assert kept <= {"run.html", "run.md", "summary.json", ".digest", "trace.html"}
+    assert not list(site.glob(".work-*")) and kept <= {"run.html", "run.md", "summary.json", ".digest", "trace.html"}
     assert (site / "feed.xml").read_text().count("<entry>") == 6 and list((site / "badges").iterdir())
 
 
