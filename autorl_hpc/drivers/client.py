@@ -78,10 +78,15 @@ PASSING_PAUSE_S = 5.0
 
 
 def wait_key(
-    experiment: ExperimentDir, name: str, spec: DriverSpec, dialect: str, stop: Callable[[], bool] = lambda: False
+    experiment: ExperimentDir,
+    name: str,
+    spec: DriverSpec,
+    dialect: str,
+    stop: Callable[[], bool] = lambda: False,
+    patience_s: float = KEY_PATIENCE_S,
 ) -> bool:
     """Return True once a driver of kind `api` has answered with its key, or has none; False if `stop` becomes true first. Raises
-    AutorlError if it doesn't in KEY_PATIENCE_S; the cluster's fault. `dialect`: what the agent speaks."""
+    AutorlError if it doesn't in `patience_s`; the cluster's fault. `dialect`: what the agent speaks."""
     path, place = key_path(experiment, name, spec), experiment.driver_endpoint(name)
     began, problem = time.monotonic(), None
     asked: str | None = None  # the key that this run, or the one that asked first, tried last
@@ -105,7 +110,8 @@ def wait_key(
             log.error("the driver %s %s; the agent's clock has not started", name, problem)
             if passes:
                 asked, mine, pause_s = None, True, PASSING_PAUSE_S
-        if time.monotonic() - began > KEY_PATIENCE_S:
+        if time.monotonic() - began > patience_s:
+            forget_key(experiment, name)  # the next attempt, or a launch with another key, asks again
             what = f"the driver {name} {problem or 'was not asked'}"
             advice, code = f"correct it, then launch again: `autorl-hpc launch {experiment.given}`", Exit.ENVIRONMENT
             raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice, exit_code=code, passes=True)

@@ -209,7 +209,10 @@ def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
 
 
 def _check_task_needs(task: Task) -> None:
-    if missing := [module for module in task.file.needs if importlib.util.find_spec(module) is None]:
+    needs = [
+        name.partition(".")[0] or name for name in task.file.needs
+    ]  # a dotted name would import, and run, its parent
+    if missing := [module for module in needs if importlib.util.find_spec(module) is None]:
         package = {"sklearn": "scikit-learn"}.get(missing[0], missing[0])
         what = f"field `matrix.task`: graders of task {task.name} need the Python package {package}, which is not installed here"
         where, advice, code = task.folder / "task.yaml", f"pip install {package}", Exit.ENVIRONMENT

@@ -225,12 +225,12 @@ def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[Cluste
 
 
 def _refuse_vault(root: Root, spec: ExperimentSpec) -> None:
-    vault = root.vault.resolve()
+    ours = [place.resolve() for place in (root.vault, root.store, root.path / "runs", root.path / "scratch")]
     for agent in map(load_agent, spec.matrix.agent):
         for folder in agent.folders():
             real = folder.resolve()
-            if real.is_relative_to(vault) or vault.is_relative_to(real):
-                what = f"agent {agent.name} brings {folder.name}/ along, which holds the vault's held-out items"
+            if any(real.is_relative_to(place) or place.is_relative_to(real) for place in ours):
+                what = f"agent {agent.name} brings {folder.name}/ along, which holds the vault, or other files of the suite"
                 raise AutorlError(what, where=folder, next_step="keep agents' folders and --root apart")
 
 

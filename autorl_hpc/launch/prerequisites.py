@@ -80,7 +80,9 @@ def run_environment(root: Root, name: str | None, where: Path, level: str = "aut
 
 def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) -> None:
     """Check that the Python packages an agent needs are in its environment. Raises AutorlError: one is missing."""
-    needs = list(agent.file.needs)
+    needs = [
+        name.partition(".")[0] or name for name in agent.file.needs
+    ]  # a dotted name would import, and run, its parent
     if environment is None:
         missing = [module for module in needs if importlib.util.find_spec(module) is None]
         place, advice = "which is not installed here", "pip install 'autorl-hpc[train]'"

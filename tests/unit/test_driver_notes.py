@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from autorl_hpc.drivers.client import lost, wait_key
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.safe_open import DriverCall
 from autorl_hpc.files.store import read_endpoint, write_key
@@ -102,6 +103,34 @@ def test_a_page_in_place_of_an_answer_proves_no_key(tmp_path: Path) -> None:
         server.shutdown()
     told = read_endpoint(place)
     assert told is not None and told.state == "failed" and "is not there at the moment (502" in (told.problem or "")
+
+
+def test_a_key_that_was_corrected_after_an_attempt_gave_up_is_asked(tmp_path: Path) -> None:
+    """What the last attempt left was taken for the word on the new key: no launch went on any more."""
+    asked: list[str | None] = []
+
+    class Driver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.headers["Authorization"])
+            self.send_response(200 if asked[-1] == "Bearer sk-right-key" else 401)
+            self.end_headers()
+            self.wfile.write(
+                b'{"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
+            )
+
+    key, experiment = tmp_path / "key", ExperimentDir(tmp_path)
+    experiment.drivers.mkdir(parents=True)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Driver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        spec = DriverSpec.model_validate({"kind": "api", "url": url, "model": "m", "key_file": str(key)})
+        write_key(key, "sk-wrong-key")
+        with pytest.raises(AutorlError, match="refuses the key"):
+            wait_key(experiment, "d", spec, "openai-chat", patience_s=0.0)
+        write_key(key, "sk-right-key")
+        assert wait_key(experiment, "d", spec, "openai-chat", patience_s=0.0)
+        server.shutdown()
+    assert asked == ["Bearer sk-wrong-key", "Bearer sk-right-key"]
 
 
 GOOD, BAD = {"status": 200}, {"status": 503, "fault": "cluster", "error": "the driver answered 503: x"}
