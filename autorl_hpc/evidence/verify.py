@@ -190,11 +190,19 @@ def _verify_experiment(experiment: ExperimentDir, known: KnownHeads, found: set[
             shared.notes.append("code/ is not here, so the code that ran was not checked")
         else:
             return []
-    runs = [verify_run(experiment, experiment.run(run_id)) for run_id in run_ids]
+    runs = [_verify_what_is_open(experiment, experiment.run(run_id)) for run_id in run_ids]
     found |= _check_anchors(experiment, shared, runs, known)
     if damage is None and not any(run.damaged for run in runs) and experiment.report.is_dir():
         _check_merged_report(experiment, shared, {run.run_id: run.hashes for run in runs})
     return [shared, *runs]
+
+
+def _verify_what_is_open(experiment: ExperimentDir, run: RunDir) -> VerifyResult:
+    try:
+        return verify_run(experiment, run)
+    except OSError as error:  # another user's, or a file system that fails: the other runs are verified all the same
+        what = f"{error.filename or run.path} can't be read: {error.strerror or error}"
+        return VerifyResult(run.run_id, experiment=experiment.path.absolute().name, problems=[what])
 
 
 def _code(experiment: ExperimentDir, run_ids: list[str]) -> Iterator[str]:

@@ -300,4 +300,11 @@ def runs_of(experiment: ExperimentDir) -> tuple[list[str], str | None]:
 
 def runs_on_disk(experiment: ExperimentDir) -> list[str]:
     """Return the run folders in an experiment's folder, listed in experiment.json or not."""
-    return [name for name in reading.list_names(experiment.path) if experiment.run(name).record.is_file()]
+    return [name for name in reading.list_names(experiment.path) if _is_run(experiment.run(name))]
+
+
+def _is_run(run: RunDir) -> bool:
+    try:
+        return run.record.is_file()
+    except PermissionError:  # a folder that is closed to this user is named, not left out
+        return True

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from recordmaker import add, process
 from treemaker import Tree, TreeRun, outcomes, save_items
@@ -331,3 +334,30 @@ def test_another_budget_or_level_of_the_sandbox_is_a_note(tree: Tree) -> None:
     verdict = shared(tree)
     assert verdict.problems == []
     assert any("asks for sandbox auto, experiment.json for bwrap" in note for note in verdict.notes)
+
+
+def test_one_folder_that_is_closed_to_this_user_ends_no_verify() -> None:
+    """`verify` of a second user ended at the first folder that the owner had closed, with nothing said of the others."""
+    if os.getuid() != 0:
+        needs.skip("root", "becoming another user")
+    with tempfile.TemporaryDirectory() as name:
+        tree = Tree(Path(name) / "runs" / "exp")
+        runs = [tree.finished(seed=seed, solved=30 + seed) for seed in (0, 1, 2)]
+        Path(name).chmod(0o755)
+        closed = [runs[0].dir.path, runs[1].dir.path / "items"]
+        for path in closed:
+            path.chmod(0o700)
+        left, right = multiprocessing.Pipe()
+
+        def as_another() -> None:
+            os.setgid(65534)
+            os.setuid(65534)
+            right.send([(one.run_id, one.problems) for one in verify_paths([tree.path])])
+
+        child = multiprocessing.get_context("fork").Process(target=as_another)
+        child.start()
+        assert left.poll(60), "it ended without a verdict"
+        told = dict(left.recv())
+        child.join()
+    first, second, third = (told[run.dir.run_id] for run in runs)
+    assert "Permission denied" in " ".join(first) and "Permission denied" in " ".join(second) and third == []
