@@ -74,7 +74,7 @@ class Place:
     def unpack(self, name: str) -> Path:
         """Unpack a stored experiment into `runs/` and return its folder."""
         with tarfile.open(HERE / "experiments" / f"{name}.tar.xz") as packed:
-            packed.extractall(self.path, filter="data")
+            packed.extractall(self.path)
         return self.path / "runs" / name
 
     def mask(self, text: str) -> str:
