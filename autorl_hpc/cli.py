@@ -458,7 +458,7 @@ for _tool, _help in {
 
 
 def add_extensions() -> None:
-    """Add the commands of installed extensions: entry points of the group `autorl_hpc.commands`. One that fails is told, and left out.
+    """Add the commands of installed extensions: entry points of the group `autorl_hpc.commands`. One that fails to load is reported and skipped.
     Called again it does nothing."""
     from importlib.metadata import entry_points
 

@@ -5,10 +5,8 @@ The bundle is not trusted: every name, size and hash is checked, and nothing is 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,13 +18,13 @@ from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.evidence import export
 from autorl_hpc.evidence.verify import VerifyResult, verify_run
 from autorl_hpc.files import artifacts, atomic, reading
-from autorl_hpc.files.archive import ArchiveReader, DamagedArchive, packing_of
+from autorl_hpc.files.archive import ArchiveReader, DamagedArchive, packing_of, write_hashed
 from autorl_hpc.files.checkpoint import tensors_of
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.launch.prerequisites import JUDGE_PARAMETERS
 from autorl_hpc.records.base import parse_record
-from autorl_hpc.records.exchange import EvidenceManifest, StoreFile
+from autorl_hpc.records.exchange import EvidenceManifest
 from autorl_hpc.records.experiment import JudgeSpec
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.records.task import Recipe
@@ -43,7 +41,6 @@ MAX_FILES = 100_000
 MAX_RECORDS_BYTES = 4 * 1024**3  # All records together; a run of ten thousand submissions needs less
 
 ROW_BYTES = 4096
-CHUNK_BYTES = 1024 * 1024
 NEXT_STEP = "take it again from where it was made, and compare its sha256; don't trust what this one says"
 
 
@@ -66,7 +63,7 @@ def unpack_evidence(bundle: Path, into: Path, weights_allowed: Callable[[Evidenc
                 row = missing.pop(name, None)
                 if row is None or row.size_bytes != size_bytes:
                     raise DamagedArchive(f"{name[:200]!r} is not as {export.MANIFEST_NAME} says")
-                _write(into, row, data)
+                write_hashed(into / row.path, data, row, export.MANIFEST_NAME)
             if missing:
                 raise DamagedArchive(f"it ends without {min(missing)}")
         _mark_artifact(ExperimentDir(into / export.EXPERIMENT), manifest)
@@ -153,18 +150,6 @@ def _check_sizes(manifest: EvidenceManifest, weights_allowed: int) -> None:
     if sum(file.size_bytes for file in manifest.files) - sum(records.values()) > weights_allowed:
         most = f"{weights_allowed} bytes, the most that this base model's can be"
         raise DamagedArchive(f"its weights are larger than {most}")
-
-
-def _write(into: Path, row: StoreFile, data: IO[bytes]) -> None:
-    target = into / row.path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-        while chunk := data.read(CHUNK_BYTES):
-            digest.update(chunk)
-            file.write(chunk)
-    if digest.hexdigest() != row.sha256:
-        raise DamagedArchive(f"{row.path} has sha256 {digest.hexdigest()}, {export.MANIFEST_NAME} says {row.sha256}")
 
 
 def _mark_artifact(experiment: ExperimentDir, manifest: EvidenceManifest) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -10,24 +9,15 @@ from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic
+from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.reading import read_bytes
 
 MINUTES = 240
-CHUNK_BYTES = 1 << 20
 
 
 def verdict_path(out: Path, bundle: Path) -> Path:
     """Return the file of a bundle's verdict: RUN_ID.json, by the bundle's name."""
     return out / f"{bundle.name.removesuffix('.zst').removesuffix('.gz').removesuffix('.tar')}.json"
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(CHUNK_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
 
 
 def open_bundles(bundles: Sequence[Path], out: Path) -> list[Path]:
@@ -44,7 +34,7 @@ def open_bundles(bundles: Sequence[Path], out: Path) -> list[Path]:
 def _known(out: Path, bundle: Path) -> object:
     try:
         told = json.loads(read_bytes(verdict_path(out, bundle)))
-        return told if told["bundle_sha256"] == sha256_of(bundle) else None
+        return told if told["bundle_sha256"] == file_sha256(bundle) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -52,7 +42,7 @@ def _known(out: Path, bundle: Path) -> object:
 def write_verdict(out: Path, bundle: Path, facts: dict[str, object]) -> None:
     """Write the verdict of a bundle, with the sha256 of what was judged."""
     out.mkdir(parents=True, exist_ok=True)
-    told = {**facts, "bundle": bundle.name, "bundle_sha256": sha256_of(bundle)}
+    told = {**facts, "bundle": bundle.name, "bundle_sha256": file_sha256(bundle)}
     atomic.write_bytes(
         verdict_path(out, bundle), (json.dumps(told, indent=1, sort_keys=True, default=str) + "\n").encode()
     )
@@ -91,7 +81,7 @@ def submit(
     profile = load_profile(cluster)
     left = open_bundles(bundles, out)
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    names = {bundle: f"autorl-rescore-{sha256_of(bundle)[:16]}" for bundle in left}
+    names = {bundle: f"autorl-rescore-{file_sha256(bundle)[:16]}" for bundle in left}
     alive = {job.name for job in slurm.alive(slurm.jobs(names.values()))} if left else set()
     request = Request(profile, profile.grader, MINUTES)
     for bundle in left:

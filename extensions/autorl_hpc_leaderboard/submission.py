@@ -8,18 +8,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, StringConstraints, field_validator
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.evidence.unpack import MOST_WEIGHTS_BYTES, unpack_evidence
 from autorl_hpc.evidence.verify import verify_run
+from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.reading import read_bytes, read_yaml
 from autorl_hpc.records.base import Record, Strict, parse_record
 from autorl_hpc.records.exchange import EvidenceManifest
-from autorl_hpc_leaderboard.bulk import sha256_of, verdict_path
+from autorl_hpc_leaderboard.bulk import verdict_path
 
 FILE = "submission.yaml"
 MAX_VERDICT_BYTES = 1 << 20
@@ -53,8 +54,6 @@ class SubmittedAgent(Strict):
 
 class SubmissionFile(Record):
     """submission.yaml."""
-
-    TITLE: ClassVar[str] = "submission"
 
     submitter: Text
     contact: Text  # for the maintainer; never published
@@ -173,5 +172,5 @@ def read_verdict(verdicts: Path, bundle: Bundle) -> dict[str, Any] | None:
         value = json.loads(read_bytes(verdict_path(verdicts, bundle.path), max_bytes=MAX_VERDICT_BYTES))
     except (OSError, ValueError, AutorlError):
         return None
-    same = isinstance(value, dict) and value.get("bundle_sha256") == sha256_of(bundle.path)
+    same = isinstance(value, dict) and value.get("bundle_sha256") == file_sha256(bundle.path)
     return value if same else None

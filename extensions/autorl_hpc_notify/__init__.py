@@ -12,7 +12,7 @@ import subprocess
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import typer
 from pydantic import field_validator
@@ -32,8 +32,6 @@ LIMIT_S = 60
 
 class NotifyFile(Record):
     """~/.config/autorl-hpc/notify.yaml. A field that is left out tells nobody."""
-
-    TITLE: ClassVar[str] = "notify"
 
     on: tuple[Event, ...] = ("finished", "failed", "stuck")
     command: tuple[str, ...] = ()  # gets the message on standard input, and AUTORL_EVENT, AUTORL_EXPERIMENT

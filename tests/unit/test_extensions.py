@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 import autorl_hpc
 from autorl_hpc import cli
 from autorl_hpc.files import layout
+from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.experiment import ExperimentSpec
 
@@ -318,7 +319,7 @@ def verdicts(submissions: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     bulk.write_verdict(folder, judged, facts)
     bulk.write_verdict(folder, exchanged, {**facts, "selected": {"word": "of other bytes"}})
     path = bulk.verdict_path(folder, exchanged)
-    path.write_text(path.read_text().replace(bulk.sha256_of(exchanged), "0" * 64))
+    path.write_text(path.read_text().replace(file_sha256(exchanged), "0" * 64))
     for bundle in (submissions / "person-1").glob("*.tar.gz"):
         bulk.write_verdict(
             submissions / "person-1" / "verdicts", bundle, {**facts, "selected": {"word": "my own word"}}
