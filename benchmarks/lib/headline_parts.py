@@ -33,9 +33,8 @@ SMOKE_CLOCK = "3m"
 WEAK_AGENT = "weak-sft-grpo-online"
 STAGES = {"output/sft": "SFT", "output/corrected": "SFT on corrections", "output/grpo": "RL", "output/online": "RL"}
 """Under which paths the experts submit what, one stage after the other; RL's is its last checkpoint, better or not."""
-KEPT_FILES = ("summary.json", "run.md")
 KEPT_BYTES = 2_000_000
-"""Of one file that is kept in docs/results."""
+"""Of the summary that is kept in docs/results."""
 QUIET_S = 30.0
 """Between two lines of progress where nothing new happened."""
 LINE = 400
@@ -266,22 +265,14 @@ def share(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep(plan: Plan, out: Path, spent: Spent, stages: Sequence[dict[str, Any]]) -> Path:
-    """Writes the reports and copies the small part of them, with a page of the headline's own."""
+    """Write the reports, and keep the run's summary and the headline's page."""
     suite("report", str(plan.experiment.path), "--quiet", "--no-figures")
     folder = out / f"{plan.kind}-{datetime.now(timezone.utc):%Y-%m-%d}{'-smoke' if plan.smoke else ''}"
     folder.mkdir(parents=True, exist_ok=True)
-    for name in KEPT_FILES:
-        source = plan.run.report / name
-        if source.is_file() and source.stat().st_size <= KEPT_BYTES:
-            data = source.read_bytes()
-            if name.endswith(".json"):  # without the story, which quotes the experts' code
-                data = (
-                    json.dumps(
-                        {key: value for key, value in json.loads(data).items() if key != "story"}, indent=1
-                    ).encode("ascii")
-                    + b"\n"
-                )
-            atomic.write_bytes(folder / name, data)
+    source = plan.run.report / "summary.json"
+    if source.is_file() and source.stat().st_size <= KEPT_BYTES:
+        kept = {key: value for key, value in json.loads(source.read_bytes()).items() if key != "story"}
+        atomic.write_bytes(folder / source.name, (json.dumps(kept, indent=1) + "\n").encode("ascii"))
     facts = headline(plan, spent, stages)
     atomic.write_bytes(folder / "headline.json", (json.dumps(facts, indent=1) + "\n").encode("ascii"))
     atomic.write_bytes(folder / "headline.md", page(facts).encode("utf-8"))
