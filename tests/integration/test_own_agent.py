@@ -1,4 +1,4 @@
-"""docs/adding-an-agent.md as written: its files, its option, its variable, launches; and what is refused before anything is queued."""
+"""The agents of docs/adding-an-agent.md: by variable and option, frozen, with a driver; and what is refused before anything is queued."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 from driver_server import DriverServer, Turn
 from helpers import Cluster
+from pages import blocks
+from realdata import REPO
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "adding-an-agent.md"
 
-
-def lay(agents: Path, prefix: str, name: str) -> Path:
-    """The page's files below `prefix` as the agent's folder."""
-    text = DOC.read_text(encoding="utf-8")
-    blocks = dict(re.findall(r"`" + prefix + r"([a-z.]+)`\n\n```[a-z]+\n(.*?)```", text, re.DOTALL))
+def lay(agents: Path, name: str) -> Path:
+    """Lay the page's first agent into its folder."""
     folder = agents / name
     folder.mkdir(parents=True)
-    for file, body in blocks.items():
-        (folder / file).write_text(body)
+    for block in blocks("docs/adding-an-agent.md"):
+        if block.name.startswith("~/agents/mine/"):
+            (folder / Path(block.name).name).write_text(block.text)
     return folder
 
 
@@ -31,13 +30,11 @@ def test_agents_of_ones_own_run_as_the_docs_say(
 
     LD_PRELOAD of a definition would load the agent's code into what makes its sandbox: LD_DEBUG tells who got such a variable.
     """
-    folder = lay(tmp_path / "by-variable", "", "mine")
+    folder = lay(tmp_path / "by-variable", "mine")
     assert sorted(path.name for path in folder.iterdir()) == ["agent.yaml", "start.sh"]
     monkeypatch.setenv("AUTORL_AGENTS_PATH", str(folder.parent))
     agents = tmp_path / "by-option"
-    shutil.copytree(DOC.parent / "examples" / "agents", agents)
-    shown = lay(tmp_path / "shown", "asker/", "asker")
-    assert all(path.read_text() == (agents / "asker" / path.name).read_text() for path in shown.iterdir())
+    shutil.copytree(REPO / "docs" / "examples" / "agents", agents)
     (agents / "plain").mkdir()
     variables = "{LD_DEBUG: files, LD_DEBUG_OUTPUT: ./output/ld, TASK: mine, OWN: 'a b=c', EMPTY: }"
     (agents / "plain" / "config.yaml").write_text(f"name: x\nenv_vars: {variables}\n")
@@ -78,7 +75,7 @@ def test_agents_of_ones_own_run_as_the_docs_say(
 
 def test_nothing_is_made_for_an_agent_that_can_not_run(cluster: Cluster, tmp_path: Path) -> None:
     """A dry run only tells; what is on the nodes alone can be launched all the same."""
-    folder = lay(tmp_path / "agents", "", "mine")
+    folder = lay(tmp_path / "agents", "mine")
     (folder / "agent.yaml").write_text(
         "name: mine\ndescription: d\nprogram: [no-such-program, --version]\ninstall: see its page\n"
     )

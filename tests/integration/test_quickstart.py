@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import wait_for
+from pages import Person, newcomer
+from realdata import REPO
 
 from autorl_hpc.files.frozen_records import alive_jobs
 from autorl_hpc.files.layout import ExperimentDir
@@ -23,11 +24,18 @@ HANG_S = 1800.0
 """On two cores with nothing else on them it takes about a minute."""
 
 
-def newcomer(home: Path) -> dict[str, str]:
-    """The environment of somebody who has just installed the package: an empty home, no variables of ours."""
-    home.mkdir()
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH", "TZ") if name in os.environ}
-    return {**kept, "HOME": str(home), "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])}
+HERE = (
+    "git -C {repo} ls-files -z | tar -C {repo} -c --null -T - --ignore-failed-read 2>/dev/null | tar -x -C autorl-hpc"
+)
+"""In place of `git clone`: the working tree, with what is not committed yet."""
+
+VENV = """set -e; mkdir -p .venv/bin
+printf '#!/bin/sh\\nexec {python} "$@"\\n' > .venv/bin/python && chmod +x .venv/bin/python
+printf '#!/bin/sh\\nexec {python} -m autorl_hpc "$@"\\n' > .venv/bin/autorl-hpc && chmod +x .venv/bin/autorl-hpc
+echo "PATH=$PWD/.venv/bin:\\$PATH" > .venv/bin/activate
+cat pyproject.toml constraints.txt | sha256sum | cut -c1-16 > .venv/.autorl-ready-train
+"""
+"""In place of the installation: this Python, and the mark of bin/setup-env that says that all is installed."""
 
 
 def view_of(experiment: ExperimentDir, agent: str) -> RunView:
@@ -46,23 +54,28 @@ def report_score(experiment: ExperimentDir, agent: str) -> float:
 
 @pytest.mark.timeout(HANG_S + 60)
 @pytest.mark.slow
-def test_quickstart(tmp_path: Path) -> None:
-    root = tmp_path / "place"
+def test_the_readme_as_typed(tmp_path: Path) -> None:
+    """From `git clone` to `export`: README.md up to the cluster, whose commands tests/slurm types."""
+    clone = tmp_path / "autorl-hpc"
+    root = clone / "autorl-quickstart"
     experiment = ExperimentDir(root / "runs" / "quickstart")
-    env = newcomer(tmp_path / "home")
 
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "autorl_hpc", *arguments]
-        where: dict[str, Any] = {"env": env, "cwd": tmp_path, "timeout": HANG_S}
-        return subprocess.run(command, capture_output=True, text=True, check=False, **where)
+    def install() -> None:
+        subprocess.run(["bash", "-c", VENV.format(python=sys.executable)], cwd=clone, check=True)
 
+    person = Person(tmp_path, newcomer(tmp_path / "me"))
+    person.env["PYTHONPATH"] = str(clone)
+    person.words = {
+        "git clone <this repository> autorl-hpc": f"mkdir autorl-hpc && {HERE.format(repo=REPO)}",
+        "/RUN": lambda: "/" + next(path.name for path in experiment.path.glob("arithmetic-sft-grpo-*")),
+    }
+    person.after = {"git clone": install}
     try:
-        done = call("quickstart", "--root", str(root))
+        person.follows("README.md", until="autorl-hpc init")
     finally:
         if experiment.resolved.exists() and (alive_jobs(experiment) or processes(experiment)):
             cancel_runs(experiment, [])
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    assert not (tmp_path / "home" / ".cache").exists()  # nothing is left in the home
+    assert not (tmp_path / "me" / "home" / ".cache").exists()  # nothing is left in the home
 
     # Nothing to submit: the base model is kept, and its score is the run's.
     null = view_of(experiment, "null").closed
@@ -80,9 +93,12 @@ def test_quickstart(tmp_path: Path) -> None:
 
     for name in ("index.html", "summary.json", "summary.csv", "summary.md"):
         assert (experiment.report / name).stat().st_size > 0, name
-    verified = call("verify", str(root / "runs"), "--json")
-    verdicts = json.loads(verified.stdout)
-    assert verified.returncode == 0 and sum(verdict["of"] == "run" for verdict in verdicts) == 4
+    verified = person.does("autorl-hpc verify runs/ --json")
+    verdicts = json.loads(verified)
+    assert sum(verdict["of"] == "run" for verdict in verdicts) == 4
     assert all(verdict["whole"] for verdict in verdicts)
+    (bundle,) = root.glob("*.tar.zst")
+    assert bundle.stat().st_size > 0
+    assert (root / "runs" / "report" / "compare.html").is_file()
     wait_for(lambda: not alive_jobs(experiment), "the jobs, which see the end within two seconds")
     assert os.listdir(experiment.queue) == [] and os.listdir(experiment.claims) == []

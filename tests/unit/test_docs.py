@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pages import NOT_HERE, commands
+from pages import PAGES as PAGES_TYPED
 from pydantic import BaseModel
 from typer.main import get_command
 
@@ -160,6 +162,20 @@ def test_tests_that_the_docs_name_are_there() -> None:
         for name, word in re.findall(r"pytest [^`\n]*?(tests/[\w/]+\.py) -k (\w+)", text):
             found = re.findall(r"def (test_\w+)", (REPO / name).read_text(encoding="utf-8"))
             assert any(word in test for test in found), f"{path.name}: no test of {name} has {word!r} in its name"
+
+
+@pytest.mark.parametrize("name", PAGES_TYPED)
+def test_every_command_of_a_page_is_typed_by_a_test_or_says_why_not(name: str) -> None:
+    """tests/pages.py types fenced blocks of bash: a command elsewhere would be typed by nobody."""
+    text = (REPO / name).read_text(encoding="utf-8")
+    typed = commands(name)
+    assert typed
+    for begin in NOT_HERE.get(name, {}):
+        assert any(line.startswith(begin) for line in typed), f"{name} has no {begin!r} any more"
+    fenced = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    shell = re.compile(r"(autorl-hpc|bin/[\w-]+|pip|python3?|git|apptainer|sbatch) \S")
+    indented = [line.strip() for line in fenced.splitlines() if line.startswith("    ") and shell.match(line.strip())]
+    assert not indented, "put these into a block of bash"
 
 
 @pytest.mark.slow
