@@ -88,6 +88,7 @@ def stage(
     requirements: Annotated[Path | None, Option(help="What env:NAME is made of, as pip reads it.")] = None,
     again: Annotated[bool, Option("--again", help="Stage anew what is staged already.")] = False,
     keep_sources: Annotated[bool, Option("--keep-sources", help="Keep what was downloaded.")] = False,
+    settings: Annotated[list[str] | None, Option("--set", help="NAME=VALUE of an inspect: or lm-eval: task.")] = None,
     tasks: TasksOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
@@ -102,7 +103,16 @@ def stage(
     put_first(tasks or [])
     if not names and source is None:
         raise typer.BadParameter("Missing argument 'NAMES...'.")
-    more: Any = {"requirements": requirements, "bundle": bundle, "again": again, "keep_sources": keep_sources}
+    if wrong := [one for one in settings or [] if "=" not in one]:
+        raise typer.BadParameter(f"--set takes NAME=VALUE, not {wrong[0]}")
+    given = dict(one.split("=", 1) for one in settings or [])
+    more: Any = {
+        "settings": given,
+        "requirements": requirements,
+        "bundle": bundle,
+        "again": again,
+        "keep_sources": keep_sources,
+    }
     done = stage.stage(_root(root), names or [], source=source, say=_say, **more)
     if as_json:
         print_json(done)

@@ -136,8 +136,9 @@ def compare(
         return found
     for name, new in rows.items():
         old = claimed_rows[name]
-        found.up += new.outcome > old.outcome
-        found.down += new.outcome < old.outcome
+        if new.outcome is not None and old.outcome is not None:
+            found.up += new.outcome > old.outcome
+            found.down += new.outcome < old.outcome
         if old.output_sha256 == new.output_sha256:
             found.same_texts += 1
             found.same_text_other_outcome += old.outcome != new.outcome

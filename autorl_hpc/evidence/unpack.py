@@ -183,7 +183,7 @@ def check_task(root: Root, record: RunRecord) -> list[str]:
     """Check that this machine's task equals the run's; return notes. Raises AutorlError: task, split, recipe or scorer
     differ here, or nothing is staged."""
     science = record.science
-    task = with_pins(root, load_task(science.task))
+    task = with_pins(root, load_task(science.task, root=root))
     verify_staged_task(root, task)
     local = task.file.splits["report"]
     if science.protocol is Protocol.PAPER and task.file.paper is not None:

@@ -486,7 +486,8 @@ class _Scores:
             yield str(error) if isinstance(error, ValueError) else f"{name} can't be read: {error}"
             return
         recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
-        mean = 100 * math.fsum(row.outcome for row in rows) / len(rows) if rows else math.nan
+        counted = [row.outcome for row in rows if row.outcome is not None]
+        mean = 100 * math.fsum(counted) / len(counted) if counted else math.nan
         if len(rows) != evaluation.n or recorded is None or not math.isclose(mean, recorded, abs_tol=1e-6):
             yield f"{name} doesn't give the recorded score {recorded}"
             return
@@ -499,7 +500,7 @@ class ItemRow(NamedTuple):
     """One item of an items file."""
 
     item_id: str
-    outcome: float
+    outcome: float | None  # None: its judge or metric failed
     output_sha256: str
 
 
@@ -507,7 +508,11 @@ def read_rows(name: str, data: bytes) -> list[ItemRow]:
     """Parse an items file. Raises ValueError: it is not an items file."""
     try:
         values = [json.loads(line) for line in reading.gunzip(data).splitlines()]
-        return [ItemRow(str(row["id"]), float(row["outcome"]), str(row["output_sha256"])) for row in values]
+        outcomes = [None if row["outcome"] is None else float(row["outcome"]) for row in values]
+        return [
+            ItemRow(str(row["id"]), outcome, str(row["output_sha256"]))
+            for row, outcome in zip(values, outcomes, strict=True)
+        ]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{name} is not an items file: {type(error).__name__}") from None
 

@@ -25,13 +25,15 @@ from autorl_hpc.records.entries import CLUSTERS, Evaluation, Timings
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec, JudgeSpec
 from autorl_hpc.records.run import Science
-from autorl_hpc.records.task import Recipe
+from autorl_hpc.records.task import HARNESSES, Recipe
+from autorl_hpc.rollouts.child import ChildFailed
 from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import Answer, ServingEngine
 from autorl_hpc.rollouts.environment import Episode
 from autorl_hpc.rollouts.episodes import run_episodes
 from autorl_hpc.rollouts.pool import CALL_LIMIT_S, Pool
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
+from autorl_hpc.scoring.harness import library
 from autorl_hpc.scoring.judges import JUDGE_MODEL, JUDGE_REVISION, JudgeUsage, MeteredJudge, make_judge
 from autorl_hpc.scoring.outcome import Clocked, Context, Fact, JudgeFailed, Outcome
 from autorl_hpc.scoring.registry import encode, scorer
@@ -202,7 +204,7 @@ class ItemOutcome:
     """One line of an items file; holds no texts and no gold answers."""
 
     id: str
-    outcome: float
+    outcome: float | None
     output_sha256: str
     tokens: int
     facts: Mapping[str, Fact] = field(default_factory=dict)
@@ -321,7 +323,7 @@ class Bench:
         scorer(recipe.scorer, recipe.scorer_version, science.task)
         self._judging.context(science)  # fail before the engine works if the answers can't be rated
         engine = self.engine(science)
-        prompts = [] if recipe.max_steps else self._tokens(science, split, engine)[:limit]
+        prompts = [] if recipe.max_steps or recipe.scorer in HARNESSES else self._tokens(science, split, engine)[:limit]
         loaded = engine.load(weights, content_hash)
         self._load_ahead(engine)
         started = time.monotonic()
@@ -332,10 +334,26 @@ class Bench:
             answers, digest = kept
         elif recipe.max_steps:
             answers, digest = self._playground.play(science, items, engine, order)
+        elif recipe.scorer in HARNESSES:
+            answers, digest = self._by_library(science, items, engine, order)
         else:
             answers, digest = _samples(engine, prompts, recipe, science.seed, order), prompts_sha256(prompts)
         timings = Timings(load_s=loaded.load_s, swap_s=loaded.swap_s, generate_s=time.monotonic() - started)
         return SplitAnswers(science, split, content_hash, items, answers, digest, engine_hash, asked, timings)
+
+    def _by_library(
+        self, science: Science, items: Sequence[Item], engine: ServingEngine, order: Sequence[int] | None
+    ) -> tuple[list[list[Answer]], str]:
+        """Let the task's library ask the engine and score. AutorlError if it or a judge failed, which is the grader's fault."""
+        recipe, rows = science.recipe, [item.data for item in items]
+        vault, context = self.root.task_vault(science.task), self._judging.context(science)
+        try:
+            answers, asked = library(recipe.scorer).play(rows, recipe, vault, engine, context, order=order)
+        except (JudgeFailed, ChildFailed) as error:
+            what = f"{recipe.scorer} could not score task {science.task}: {error}"
+            advice = "see the grader's log; the submission waits and is scored again"
+            raise AutorlError(what, fault=Fault.GRADER, next_step=advice, exit_code=Exit.ENVIRONMENT) from error
+        return [[answer] for answer in answers], prompts_sha256(asked)
 
     def rate(self, answered: SplitAnswers) -> Scored:
         """Rate the answers. May run in another thread while the engine answers the next submission. RatingOverdue or GraderOverdue
@@ -379,7 +397,8 @@ class Bench:
         try:
             rated = rater.score(items, [[answer.text for answer in drawn] for drawn in answered.answers], context)
         except JudgeFailed as error:
-            self._judging.keep(answered)
+            if recipe.scorer not in HARNESSES:  # of a library, the answers hold the judge's words
+                self._judging.keep(answered)
             what = f"the judge failed, nothing was scored: {error}"
             advice = "check the endpoint that the experiment's field `judge` names; the same is tried again by itself"
             raise AutorlError(what, fault=Fault.GRADER, next_step=advice, exit_code=Exit.ENVIRONMENT) from error
@@ -388,16 +407,19 @@ class Bench:
             _outcome(item, drawn, outcome, cluster_field)
             for item, drawn, outcome in zip(items, answered.answers, rated, strict=True)
         )
-        values = [outcome.outcome for outcome in outcomes]
-        clusters = [str(outcome.facts["cluster"]) for outcome in outcomes if "cluster" in outcome.facts]
+        counted = [outcome for outcome in outcomes if outcome.outcome is not None]
+        values = [outcome.outcome for outcome in counted if outcome.outcome is not None]
+        clusters = [str(outcome.facts["cluster"]) for outcome in counted if "cluster" in outcome.facts]
         metrics = dict(rater.metrics(items, rated))
         error_points, mean = metrics.pop("standard_error", None), 100.0 * sum(values) / len(values)
         score = metrics.pop("score", None)
         if context.judge is not None:
             metrics |= self._judging.usage(recipe).since(asked_before)
         if clusters:
-            whole = len(clusters) == len(outcomes)
+            whole = len(clusters) == len(counted)
             metrics[CLUSTERS] = float(len(set(clusters)) + (not whole))  # items without a cluster count as one
+        if len(counted) < len(outcomes):
+            metrics["unrated"] = float(len(outcomes) - len(counted))
         if score is None:
             spread = standard_error(values, clusters if clusters and whole else None)
             error_points = None if spread is None else 100.0 * spread
@@ -479,7 +501,7 @@ def _samples(
 
 def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome, cluster_field: str | None) -> ItemOutcome:
     value = outcome.value
-    if not 0.0 <= value <= 1.0:  # also catches NaN
+    if value is not None and not 0.0 <= value <= 1.0:  # also catches NaN
         raise ValueError(f"the scorer gave {value!r} for item {item.id}: an outcome lies between 0 and 1")
     digest = hashlib.sha256("\0".join(answer.text for answer in drawn).encode("utf-8", "replace")).hexdigest()
     tokens = sum(answer.tokens for answer in drawn)

@@ -106,7 +106,10 @@ def expand(
     no run is left."""
     task_places = None if frozen is None else [frozen / "tasks"]
     agent_places = None if frozen is None else [frozen / "templates" / "agents"]
-    tasks = {name: _located(load_task, name, task_places, where, "matrix.task") for name in spec.matrix.task}
+    tasks = {
+        name: _located(partial(load_task, root=root), name, task_places, where, "matrix.task")
+        for name in spec.matrix.task
+    }
     agents = {name: _located(load_agent, name, agent_places, where, "matrix.agent") for name in spec.matrix.agent}
     environment = run_environment(root, spec.environment, where, spec.sandbox.level)
     for agent in agents.values():

@@ -3,6 +3,7 @@ of launches."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import os
@@ -38,6 +39,8 @@ from autorl_hpc.records.driver import NO_DRIVER
 from autorl_hpc.records.exchange import Heartbeat, QueueEntry
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import BaseModelPin, ExperimentRecord, RunRecord
+from autorl_hpc.records.task import HARNESSES
+from autorl_hpc.scoring.harness import library
 from autorl_hpc.states import Fault, Protocol, QueueKind, Split
 from autorl_hpc.tasks.folders import code_files
 from autorl_hpc.tasks.loader import load_task
@@ -277,9 +280,13 @@ def would_be(planned: Plan, path: Path) -> ExperimentRecord:
 def _own_folders(planned: Plan) -> dict[str, Path]:
     """Return the user's own task and agent folders that the experiment uses, by their place in the frozen code."""
     matrix = planned.spec.matrix
-    found = {f"tasks/{name}": load_task(name).folder for name in matrix.task}
+    tasks = [load_task(name, root=Root(planned.experiment.path.parent.parent)) for name in matrix.task]
+    found = {f"tasks/{task.name}": task.folder for task in tasks}
     for name in matrix.agent:
         found |= {f"templates/agents/{folder.name}": folder for folder in load_agent(name).folders()}
+    for kind in {recipe.scorer for task in tasks for recipe in task.file.recipes} & set(HARNESSES):
+        code = Path(inspect.getfile(type(library(kind)))).parent  # decides scores, and is no part of the package
+        found[code.name] = code
     built_in = (share("tasks"), share("templates"))
     return {place: folder for place, folder in found.items() if not any(folder.is_relative_to(b) for b in built_in)}
 

@@ -30,6 +30,7 @@ from autorl_hpc.records.base import (
     parse_duration_s,
 )
 from autorl_hpc.records.driver import NO_DRIVER, DriverSpec, checked_url
+from autorl_hpc.records.task import task_name
 from autorl_hpc.states import Network, Protocol
 
 
@@ -38,6 +39,15 @@ def _as_tuple(value: Any) -> Any:
     if isinstance(value, list):
         value = ["null" if entry is None else entry for entry in value]
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, (str, int, float)) else value
+
+
+def _task_names(value: Any) -> Any:
+    value = _as_tuple(value)
+    return (
+        tuple(task_name(name) if isinstance(name, str) else name for name in value)
+        if isinstance(value, tuple)
+        else value
+    )
 
 
 Names = Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
@@ -55,7 +65,7 @@ LATER_FIELDS = ("gpu_hours", "tokens", "cost_usd", "grace_s")
 class Matrix(Table):
     """Every combination is a run. A single value may stand for a list of one."""
 
-    task: Names
+    task: Annotated[Names, BeforeValidator(_task_names)]
     agent: Names
     base_model: ModelNames
     driver: Names = (NO_DRIVER,)

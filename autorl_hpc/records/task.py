@@ -10,6 +10,20 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from autorl_hpc.records.base import Name, Record, Sha256, Strict
 
 
+def task_name(text: str) -> str:
+    """Return a task's name; of `inspect:PACKAGE/TASK`, `inspect:FILE.py@TASK`, `lm-eval:TASK` and `lm-eval:FILE.yaml` the one that it is staged under."""
+    kind, colon, rest = text.partition(":")
+    return (
+        f"{kind}-{rest.rpartition('/')[2].replace('.py@', '-').removesuffix('.yaml')}"
+        if colon and kind in HARNESSES
+        else text
+    )
+
+
+HARNESSES: Final = ("inspect", "lm-eval")
+"""Evaluation libraries whose tasks are tasks here."""
+
+
 class Sampling(Strict):
     """How tokens are drawn. Greedy is temperature 0."""
 

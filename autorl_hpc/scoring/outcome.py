@@ -11,10 +11,10 @@ Fact = float | int | str | bool
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one item, from 0 to 1, with facts for the statistics. They go into the items file, so no texts and no gold
-    answers."""
+    """The outcome of one item, from 0 to 1 (None: a judge or metric failed on it, which counts neither way), with facts for the
+    statistics. They go into the items file, so no texts and no gold answers."""
 
-    value: float
+    value: float | None
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
 

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.records.task import Recipe
+from autorl_hpc.records.task import HARNESSES, Recipe
+from autorl_hpc.scoring.harness import OPTIONS
 from autorl_hpc.scoring.outcome import Context, ItemLike, Outcome, Scorer, mean
 from autorl_hpc.tasks.folders import EVALUATE_FILE, OWN_SCORER, SCORER_SHA256
 
@@ -25,6 +26,8 @@ SCORERS: dict[str, str] = {
     "gsm8k-opencompass": "gsm8k:GSM8K_OPENCOMPASS",
     "humaneval": "humaneval:HUMANEVAL",
     "humaneval-opencompass": "humaneval:HUMANEVAL_OPENCOMPASS",
+    "inspect": "harness:Inspect",
+    "lm-eval": "harness:LmEval",
 }
 """By name: the module of this package, and the scorer or its class."""
 READ_ANSWER = frozenset(
@@ -86,6 +89,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     "episodes": {"threshold": Annotated[float, Field(gt=0, le=1)]},
     "humaneval": {"unconfined": bool},
     "humaneval-opencompass": {"unconfined": bool},
+    **{kind: {**JUDGED, **OPTIONS} for kind in HARNESSES},
 }
 """The type of each option, by scorer; others have none."""
 

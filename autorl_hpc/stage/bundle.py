@@ -230,7 +230,8 @@ def _chosen(bundle: Path, manifest: BundleManifest, names: list[str]) -> tuple[B
         raise AutorlError(f"{bundle.name} holds no {unknown}", where=bundle, next_step=there)
     parts = tuple(by_name[name] for name in dict.fromkeys(chosen))
     for part in parts:
-        if part.kind == "task":
+        own = f"store/tasks/{part.name}/{part.name}/task.yaml"  # of another library: the bundle brings the folder
+        if part.kind == "task" and not any(file.path == own for file in manifest.files):
             load_task(part.name)  # it may be missing here: report it before unpacking
         facts = part.environment
         if part.kind == "environment" and (facts is None or part.content_hash is None):
@@ -249,7 +250,7 @@ def _check(bundle: Path, place: Unpacked, part: BundlePart) -> None:
             verify_model(place, part.name)
             check_unpacked(place.model(part.name), _manifest(place.model(part.name), part))
         elif part.kind == "task":
-            verify_staged_task(place, load_task(part.name))
+            verify_staged_task(place, load_task(part.name, root=place))
             for folder in (place.task_store(part.name), place.task_vault(part.name)):
                 _manifest(folder, part)
         else:
@@ -289,7 +290,7 @@ def _install(root: Root, bundle: Path, place: Unpacked, part: BundlePart, again:
             kept = True
     if kept:
         say(f"{name}: staged already; verifying")
-        verify_model(root, name) if part.kind == "model" else verify_staged_task(root, load_task(name))
+        verify_model(root, name) if part.kind == "model" else verify_staged_task(root, load_task(name, root=root))
     return staged
 
 

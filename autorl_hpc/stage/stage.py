@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.archive import SUFFIXES, packing_of
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.exchange import StoreManifest
+from autorl_hpc.records.task import task_name
+from autorl_hpc.scoring.harness import library
 from autorl_hpc.stage.bundle import check_bundle_name, make_bundle, unpack
 from autorl_hpc.stage.environments import PREFIX, stage_environment
 from autorl_hpc.stage.models import check_packages, is_model, stage_model
@@ -26,10 +29,11 @@ def stage(
     bundle: Path | None = None,
     again: bool = False,
     keep_sources: bool = False,
+    settings: Mapping[str, str] | None = None,
     say: Say = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Stage all `names` (none: everything in the bundle `source`), pack them into `bundle`; return the manifests, and the bundle.
-    `source`: a folder (with a subfolder per task, if there is one), wheel, image or bundle to take files from."""
+    `settings`: of another library's task. `source`: a folder (with a subfolder per task, if there is one), wheel, image or bundle to take files from."""
     if bundle is not None:
         check_bundle_name(bundle)
     if source is not None and not source.exists():
@@ -48,11 +52,15 @@ def stage(
         if name.startswith(PREFIX):
             own = name.removeprefix(PREFIX)
             staged.append(stage_environment(root, own, requirements=requirements, source=source, again=again, say=say))
+        elif name != task_name(name):
+            of = library(name.partition(":")[0])
+            done = of.stage(root, name, source, settings or {}, again=again, say=say)
+            staged += [done.store, done.vault]
         elif is_model(name):
             staged.append(stage_model(root, name, source, again=again, keep_sources=keep_sources, say=say))
         else:
             folder = source / name if source is not None and (source / name).is_dir() else source
-            done = stage_task(root, load_task(name), folder, again=again, keep_sources=keep_sources, say=say)
+            done = stage_task(root, load_task(name, root=root), folder, again=again, keep_sources=keep_sources, say=say)
             staged += [done.store, done.vault]
     facts = [manifest.model_dump(mode="json") for manifest in staged]
     for value in facts:  # a venv has ten thousand files; MANIFEST.json describes each

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import traceback
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
@@ -214,16 +215,21 @@ def stage_task(
                 _prepare(task, source, work)
             else:
                 task = prepare_smith(task, source, work, say)
-            _check_pins(task, work)
-            store = _install(work, task, "task", heldout.train_names(task), root.task_store(task.name))
-            vault = _install(work, task, "vault", heldout.vault_names(task), root.task_vault(task.name))
+            done = install_task(root, task, work)
     except OSError as error:
         raise from_os_error(error, f"staging {task.name}", lasting(error, root)) from error
     if downloads and not keep_sources:
         shutil.rmtree(sources_folder(root, task.name), ignore_errors=True)
     splits = ", ".join(f"{name} {pin.n}" for name, pin in task.file.splits.items())
-    say(f"{task.name}: {len(store.files)} training files, splits {splits}")
-    return StagedTask(store, vault)
+    say(f"{task.name}: {len(done.store.files)} training files, splits {splits}")
+    return done
+
+
+def install_task(root: Root, task: Task, work: Path, beside: Sequence[str] = ()) -> StagedTask:
+    """Check what was made in `work` against the task's pins and install it. `beside`: further files for the store."""
+    _check_pins(task, work)
+    store = _install(work, task, "task", [*heldout.train_names(task), *beside], root.task_store(task.name))
+    return StagedTask(store, _install(work, task, "vault", heldout.vault_names(task), root.task_vault(task.name)))
 
 
 def lasting(error: OSError, root: Root) -> Path:

@@ -74,10 +74,11 @@ def task_names() -> list[str]:
     return sorted(own.union(*(smith_names(folder) for folder in task_folders())))
 
 
-def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
-    """Load the task of that name from `folders` (default: `task_folders()`). Raises AutorlError: there is none, or its
-    task.yaml is wrong."""
+def load_task(name: str, folders: Sequence[Path] | None = None, root: Root | None = None) -> Task:
+    """Load the task of that name from `folders` (default: `task_folders()`). `root`: look there too for another library's task, whose
+    folder was made and staged with its data. Raises AutorlError: there is none, or its task.yaml is wrong."""
     places = task_folders() if folders is None else list(folders)
+    places += [root.task_store(name)] if root is not None and folders is None else []
     for folder in places:
         path = folder / name / "task.yaml"
         if path.is_file():
