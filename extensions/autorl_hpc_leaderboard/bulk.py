@@ -11,6 +11,7 @@ from typing import Any
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic
 from autorl_hpc.files.checkpoint import file_sha256
+from autorl_hpc.files.layout import PACKAGE
 from autorl_hpc.files.reading import read_json_or_none
 
 MINUTES = 240
@@ -76,17 +77,22 @@ def submit(
     names = {bundle: f"autorl-rescore-{file_sha256(bundle)[:16]}" for bundle in left}
     alive = {job.name for job in slurm.alive(slurm.jobs(names.values()))} if left else set()
     request = Request(profile, profile.grader, MINUTES)
+    code = (
+        f"{PACKAGE.parent}:{Path(__file__).resolve().parent.parent}"  # this very version, whatever the job's Python has
+    )
     for bundle in left:
         if names[bundle] in alive:
             say(f"{bundle.name}: its job is waiting or running")
             continue
         words = ["rescore", str(bundle.absolute()), "--out", str(out.absolute()), "--root", str(root), *options]
         python = python_command(profile, sorted({str(root), str(out.absolute()), str(bundle.absolute().parent)}))
-        command = " ".join(["exec", python, "-m", "autorl_hpc", *map(shlex.quote, words)])
-        script = "\n".join(
-            ["#!/bin/bash", *module_lines(profile), *profile.setup, f"cd {shlex.quote(str(root))}", command, ""]
-        )
+        lines = [
+            *("#!/bin/bash", *module_lines(profile), *profile.setup),
+            f"export PYTHONPATH={shlex.quote(code)}${{PYTHONPATH:+:$PYTHONPATH}}",
+            f"cd {shlex.quote(str(root))} || exit",
+            f"exec {python} -m autorl_hpc {shlex.join(words)}\n",
+        ]
         log = out.absolute() / "logs" / f"{verdict_path(out, bundle).stem}.log"
-        slurm.sbatch(script, [f"--job-name={names[bundle]}", f"--output={log}", *request.options()])
+        slurm.sbatch("\n".join(lines), [f"--job-name={names[bundle]}", f"--output={log}", *request.options()])
         say(f"{bundle.name}: submitted, log {log}")
     return len(left)
