@@ -31,7 +31,7 @@ RootOption = Annotated[Path | None, Option("--root", help=ROOT_HELP)]
 TasksOption = Annotated[list[Path] | None, Option("--tasks", help="Folder with task folders of your own.")]
 AgentsOption = Annotated[list[Path] | None, Option("--agents", help="Folder with agent folders of your own.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON for programs.")]
-PathsArgument = Annotated[list[Path], Argument(help="Runs, experiments, or runs/ folders.")]
+PathsArgument = Annotated[list[Path], Argument(help="Runs, experiments, or runs/ folders.", readable=False)]
 
 
 def print_json(value: Any) -> None:
@@ -273,7 +273,7 @@ def verify(
         raise AutorlError("--anchors and --key belong together", next_step="give both, or none")
     signed = known.read_anchors(anchors, known.read_key_file(key)) if anchors and key else ()
     heads = tuple(known.normal_head(head) for head in expect or [])
-    bundles = [path for path in paths if path.is_file()]
+    bundles = [path for path in paths if os.path.isfile(path)]  # no error where a folder is closed
     folders = [path for path in paths if path not in bundles]
     results = verify_paths(folders, known.KnownHeads(heads, signed)) if folders else []
     results += verify_bundles(bundles)

@@ -18,8 +18,16 @@ from typing import Any, Final, Literal, get_args
 from autorl_hpc.cluster.profile import load_profile
 from autorl_hpc.errors import AutorlError, Exit, Refused
 from autorl_hpc.evidence import export
-from autorl_hpc.evidence.unpack import check_shapes, check_task, judge_spec, unpack_evidence, weights_allowed
-from autorl_hpc.evidence.verify import ANCHORED_NOTE, NOTE, ItemRow, VerifyResult, name_same_runs, read_rows, verify_run
+from autorl_hpc.evidence.unpack import (
+    check_shapes,
+    check_task,
+    judge_spec,
+    selected_of,
+    unpack_evidence,
+    verify_unpacked,
+    weights_allowed,
+)
+from autorl_hpc.evidence.verify import ANCHORED_NOTE, NOTE, ItemRow, VerifyResult, name_same_runs, read_rows
 from autorl_hpc.files import reading
 from autorl_hpc.files.frozen_records import baseline_key, read_baseline, read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, Root
@@ -31,7 +39,7 @@ from autorl_hpc.grading.attempts import Attempts, Baselines, ClusterTrouble, Eva
 from autorl_hpc.grading.engines.weights_cache import default_bytes
 from autorl_hpc.grading.engines.worker_process import name_program
 from autorl_hpc.grading.evaluate import Bench
-from autorl_hpc.records.entries import Evaluation, Submission
+from autorl_hpc.records.entries import Evaluation
 from autorl_hpc.records.exchange import Baseline, EvidenceManifest
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.run import RunRecord
@@ -292,26 +300,20 @@ def rescore_bundle(root: Root, bundle: Path, asked: RescoreOptions, say: Say = l
         manifest = unpack_evidence(bundle, work, lambda head: weights_allowed(root, head))
         done = Rescored(manifest)
         experiment = ExperimentDir(work / export.EXPERIMENT)
-        run = experiment.run(manifest.run_id)
-        try:
-            verdict = verify_run(experiment, run, exported=True)
-            done.problems += verdict.problems
-            name_same_runs([verdict, *marked_runs(root)])
-            done.notes += [*verdict.unseen, *verdict.notes]
-            if done.problems:
-                return done
-            ledger = Ledger(run)
-            view, record = RunView.of(ledger.read()), read_run(run)
-        except (AutorlError, OSError, ValueError) as error:
-            done.problems.append(error.what if isinstance(error, AutorlError) else str(error))
+        verdict = verify_unpacked(experiment, manifest)
+        done.problems += verdict.problems
+        name_same_runs([verdict, *marked_runs(root)])
+        done.notes += [*verdict.unseen, *verdict.notes]
+        if done.problems:
             return done
+        run = experiment.run(manifest.run_id)
+        ledger, record = Ledger(run), read_run(run)
+        view = RunView.of(ledger.read())
         if asked.expect is not None:
             done.anchored = ledger.head().startswith(asked.expect)
             if not done.anchored:
                 done.problems.append(f"the ledger's head is {ledger.head()}, not the one that you expect")
-        done.problems += _otherwise_than_claimed(ledger, view, record, manifest)
-        if not done.problems:
-            done.problems += _wrong_weights(root, experiment, manifest, view)
+        done.problems += _otherwise_than_claimed(root, experiment, manifest, view, record)
         if not done.problems:
             done.notes += check_task(root, record)
             say(f"{manifest.run_id}: the evidence is whole; scoring on {record.science.splits[Split.REPORT].n} items")
@@ -330,44 +332,18 @@ def marked_runs(root: Root) -> Iterator[VerifyResult]:
                 yield VerifyResult(run_id, experiment=experiment.path.name, hashes=(chain.genesis,), marks=marks)
 
 
-def _selected_of(view: RunView) -> Submission | None:
-    return view.submissions.get(view.closed.selected) if view.closed and view.closed.selected else None
-
-
 def _otherwise_than_claimed(
-    ledger: Ledger, view: RunView, record: RunRecord, manifest: EvidenceManifest
+    root: Root, experiment: ExperimentDir, manifest: EvidenceManifest, view: RunView, record: RunRecord
 ) -> Iterator[str]:
-    """Check that head, base model and the closing entry's score are those that the bundle claims."""
-    science, closed = record.science, view.closed
-    if ledger.head() != manifest.head.head or len(ledger.entries) != manifest.head.entries:
-        yield f"{export.MANIFEST_NAME} names another head than the ledger has"
-    base = (science.base_model, science.base_model_content_hash)
-    if base != (manifest.base_model, manifest.base_model_content_hash):
-        yield f"{export.MANIFEST_NAME} names another base model than run.json"
-    if closed is None or closed.report is None:
+    """Check that there is a score of the selected checkpoint, and that its weights, whose hash is checked, fit the base model."""
+    report, selected = view.closed.report if view.closed else None, selected_of(view)
+    if report is None:
         yield "the run was not closed with a score on the report split: there is nothing to compare"
         return
-    selected = _selected_of(view)
-    if closed.selected is not None and (selected is None or selected.status != "accepted"):
-        yield "the closing entry selects a submission that was not accepted"
-        return
-    content, report = selected.content_hash if selected else science.base_model_content_hash, closed.report
+    content = selected.content_hash if selected else record.science.base_model_content_hash
     if (report.split, report.content_hash, report.recipe_hash) != (Split.REPORT, content, record.recipe_hash):
-        what = "one of the selected checkpoint on the report split by the run's recipe"
-        yield f"the closing entry's score is not {what}"
-
-
-def _wrong_weights(root: Root, experiment: ExperimentDir, manifest: EvidenceManifest, view: RunView) -> Iterator[str]:
-    """Check that the weights are those of the selected submission. `verify_run` has checked their hash."""
-    selected = _selected_of(view)
-    wanted = None if selected is None or selected.is_base else selected.content_hash
-    held = manifest.weights.content_hash if manifest.weights else None
-    if wanted != held:
-        yield f"the ledger's selected checkpoint is {str(wanted)[:16]}, the bundle holds {str(held)[:16]}"
-        return
-    if selected is not None and selected.is_base and selected.content_hash != manifest.base_model_content_hash:
-        yield "the selected submission calls itself the base model, but has another content hash"
-    if manifest.weights is not None:
+        yield "the closing entry's score is not one of the selected checkpoint on the report split by the run's recipe"
+    elif manifest.weights is not None:
         folder = experiment.artifacts / manifest.weights.content_hash
         try:
             problem = check_shapes(root, manifest.base_model, folder, manifest.weights.not_in_hash)
@@ -429,7 +405,7 @@ def _score_again(
             again = judged("base", claimed.evaluation, theirs, base.evaluation, mine)
             done.compared.append(again)
             same = 0 < again.same_texts == again.n
-        report, submission = view.closed.report, _selected_of(view)
+        report, submission = view.closed.report, selected_of(view)
         if submission is None or submission.is_base or submission.content_hash is None:
             theirs = items(experiment, baseline_key(science, Split.REPORT, report.engine_hash or ""))
             here, mine = base.evaluation, items(fresh, base.key)

@@ -9,10 +9,10 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.evidence import export
@@ -20,10 +20,14 @@ from autorl_hpc.evidence.verify import VerifyResult, verify_run
 from autorl_hpc.files import artifacts, atomic, reading
 from autorl_hpc.files.archive import ArchiveReader, DamagedArchive, packing_of, write_hashed
 from autorl_hpc.files.checkpoint import tensors_of
+from autorl_hpc.files.frozen_records import read_run
 from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.launch.prerequisites import JUDGE_PARAMETERS
 from autorl_hpc.records.base import parse_record
+from autorl_hpc.records.entries import Submission
 from autorl_hpc.records.exchange import EvidenceManifest
 from autorl_hpc.records.experiment import JudgeSpec
 from autorl_hpc.records.run import RunRecord
@@ -77,16 +81,58 @@ def unpack_evidence(bundle: Path, into: Path, weights_allowed: Callable[[Evidenc
 MOST_WEIGHTS_BYTES = 64 << 30  # of a bundle whose base model is not staged here
 
 
-def verify_bundle(bundle: Path, into: Path) -> tuple[VerifyResult, Path | None]:
-    """Unpack a bundle below the empty folder `into` and verify its run; return the verdict and the experiment's folder (null: the bundle
-    is damaged)."""
+class CheckedBundle(NamedTuple):
+    """An unpacked and verified bundle; of a damaged one only the verdict."""
+
+    verdict: VerifyResult
+    manifest: EvidenceManifest | None = None
+    experiment: ExperimentDir | None = None
+
+
+def verify_bundle(bundle: Path, into: Path) -> CheckedBundle:
+    """Unpack a bundle below the empty folder `into` and verify its run. Raises nothing for what it holds."""
     try:
         manifest = unpack_evidence(bundle, into, lambda _: MOST_WEIGHTS_BYTES)
     except AutorlError as error:
-        return VerifyResult(bundle.name, problems=[error.what]), None
+        return CheckedBundle(VerifyResult(bundle.name, problems=[error.what]))
     (into / "runs").mkdir()
     experiment = ExperimentDir((into / export.EXPERIMENT).rename(into / "runs" / manifest.experiment))
-    return verify_run(experiment, experiment.run(manifest.run_id), exported=True), experiment.path
+    return CheckedBundle(verify_unpacked(experiment, manifest), manifest, experiment)
+
+
+def verify_unpacked(experiment: ExperimentDir, manifest: EvidenceManifest) -> VerifyResult:
+    """Verify the run of an unpacked bundle, and that head, base model and weights are those that EVIDENCE.json names."""
+    run = experiment.run(manifest.run_id)
+    try:
+        verdict = verify_run(experiment, run, exported=True)
+        if not verdict.problems:
+            verdict.problems += _otherwise_than_named(manifest, read_run(run), Ledger(run))
+    except (AutorlError, OSError, ValueError) as error:
+        return VerifyResult(run.run_id, problems=[error.what if isinstance(error, AutorlError) else str(error)])
+    return verdict
+
+
+def _otherwise_than_named(manifest: EvidenceManifest, record: RunRecord, ledger: Ledger) -> Iterator[str]:
+    view, science = RunView.of(ledger.read()), record.science
+    if (ledger.head(), len(ledger.entries)) != (manifest.head.head, manifest.head.entries):
+        yield f"{export.MANIFEST_NAME} names another head than the ledger has"
+    base = (science.base_model, science.base_model_content_hash)
+    if base != (manifest.base_model, manifest.base_model_content_hash):
+        yield f"{export.MANIFEST_NAME} names another base model than run.json"
+    selected = selected_of(view)
+    wanted = None if selected is None or selected.is_base else selected.content_hash
+    held = manifest.weights.content_hash if manifest.weights else None
+    if view.closed is None:
+        yield "the run is not closed"
+    elif view.closed.selected is not None and (selected is None or selected.status != "accepted"):
+        yield "the closing entry selects a submission that was not accepted"
+    elif wanted != held:
+        yield f"the ledger's selected checkpoint is {str(wanted)[:16]}, the bundle holds {str(held)[:16]}"
+
+
+def selected_of(view: RunView) -> Submission | None:
+    """Return the submission that a closed run selected; None: the base model."""
+    return view.submissions.get(view.closed.selected) if view.closed and view.closed.selected else None
 
 
 def verify_bundles(bundles: Sequence[Path]) -> list[VerifyResult]:
@@ -94,7 +140,7 @@ def verify_bundles(bundles: Sequence[Path]) -> list[VerifyResult]:
     found = []
     for bundle in bundles:
         with tempfile.TemporaryDirectory(prefix="autorl-verify-") as work:
-            found.append(verify_bundle(bundle, Path(work))[0])
+            found.append(verify_bundle(bundle, Path(work)).verdict)
     return found
 
 
@@ -105,13 +151,13 @@ def lay_out(bundles: Sequence[Path], into: Path, say: Callable[[str], None]) -> 
     for number, bundle in enumerate(bundles):
         place = into / f"{number:03d}"
         place.mkdir(parents=True)
-        verdict, experiment = verify_bundle(bundle, place)
+        verdict, _, experiment = verify_bundle(bundle, place)
         if experiment is None or verdict.problems:
             say(f"{bundle.name} is left out: {verdict.problems[0]}")
             shutil.rmtree(place)
             continue
-        shutil.rmtree(experiment / "artifacts", ignore_errors=True)
-        whole.append(experiment)
+        shutil.rmtree(experiment.artifacts, ignore_errors=True)
+        whole.append(experiment.path)
     return whole
 
 

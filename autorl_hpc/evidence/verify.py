@@ -33,15 +33,7 @@ from autorl_hpc.records.run import RunRecord, Science, ids_sha256
 from autorl_hpc.report import tables
 from autorl_hpc.report.find import experiments_in, nothing_in, runs_of, runs_on_disk
 from autorl_hpc.report.leaderboard import MAX_TWINS
-from autorl_hpc.report.pages import (
-    COMPARE_NAME,
-    INDEX,
-    RUN_PAGE,
-    SUMMARY_NAME,
-    elsewhere_of,
-    merged_summary,
-    run_summary,
-)
+from autorl_hpc.report.pages import SUMMARY_NAME, merged_summary, run_summary
 from autorl_hpc.report.report import build
 from autorl_hpc.report.run_folder import (
     EMPTIED,
@@ -54,8 +46,7 @@ from autorl_hpc.report.run_folder import (
     unlike_the_seal,
 )
 from autorl_hpc.report.run_summary import digest
-from autorl_hpc.report.summary import MergedReport, read_paper
-from autorl_hpc.report.versus import compare
+from autorl_hpc.report.summary import read_paper
 from autorl_hpc.states import EntryKind, Network, Protocol, RunState, Split
 
 NOTE = (
@@ -95,19 +86,20 @@ class VerifyResult:
     marks: Marks = field(default_factory=dict)
 
     @property
-    def damaged(self) -> bool:
-        return bool(self.problems)
-
-    @property
     def whole(self) -> bool:
         return not self.problems and not self.unseen
+
+    def unreadable(self, error: OSError, where: Path) -> None:
+        """Note what can't be read: another user's file is not checked, any other failure counts as damage."""
+        what = f"{error.filename or where} can't be read: {error.strerror or error}"
+        (self.unseen if isinstance(error, PermissionError) else self.problems).append(what)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields of `--json`."""
         fields = ("of", "experiment", "run_id", "entries", "head", "whole", "problems", "unseen", "notes")
         return {
             **{name: getattr(self, name) for name in fields},
-            "anchored": not self.damaged and bool(self.anchored_by),
+            "anchored": not self.problems and bool(self.anchored_by),
             "anchored_by": self.anchored_by,
             "note": ANCHORED_NOTE if self.anchored_by else NOTE,
         }
@@ -117,29 +109,32 @@ def as_lines(verdicts: list[VerifyResult]) -> list[str]:
     """Return the verdicts as text lines."""
     lines = []
     for verdict in verdicts:
-        word = "DAMAGED" if verdict.damaged else "whole  " if verdict.whole else "PARTLY "
+        word = "DAMAGED" if verdict.problems else "whole  " if verdict.whole else "PARTLY "
         name = verdict.run_id if verdict.of == "run" else f"{verdict.experiment}: {verdict.run_id}"
         chain = f"  {verdict.entries} entries  head {verdict.head or '-'}"
         lines.append(f"{word}  {name}{chain if verdict.of == 'run' or verdict.head else ''}")
-        anchored = [] if verdict.damaged else [f"anchored by {by}" for by in verdict.anchored_by]
+        anchored = [] if verdict.problems else [f"anchored by {by}" for by in verdict.anchored_by]
         lines += [f"         {text}" for text in (*verdict.problems, *verdict.unseen, *verdict.notes, *anchored)]
     runs = [verdict for verdict in verdicts if verdict.of == "run"]
-    counts = f"{len(runs)} runs, {sum(run.damaged for run in runs)} damaged"
-    shared = sum(verdict.damaged for verdict in verdicts if verdict.of == "experiment")
-    counts += f"; {shared} damaged in {SHARED}" if shared else ""
-    partly = sum(not verdict.damaged and not verdict.whole for verdict in verdicts)
-    counts += f"; {partly} seen in part" if partly else ""
-    anchored_runs = sum(not run.damaged and bool(run.anchored_by) for run in runs)
-    worth = f"{anchored_runs} anchored. {ANCHORED_NOTE if anchored_runs else NOTE}"
-    worth += f" Of the others: {NOTE}" if 0 < anchored_runs < len(runs) else ""
-    return [*lines, "", f"{counts}. {worth}"]
+    counts = f"{len(runs)} runs, {sum(bool(run.problems) for run in runs)} damaged"
+    if shared := sum(bool(verdict.problems) for verdict in verdicts if verdict.of == "experiment"):
+        counts += f"; {shared} damaged in {SHARED}"
+    if partly := sum(bool(verdict.unseen) and not verdict.problems for verdict in verdicts):
+        counts += f"; {partly} seen in part"
+    anchored_runs = sum(not run.problems and bool(run.anchored_by) for run in runs)
+    notes = [
+        ANCHORED_NOTE if anchored_runs else NOTE,
+        *([f"Of the others: {NOTE}"] if 0 < anchored_runs < len(runs) else []),
+    ]
+    return [*lines, "", f"{counts}. {anchored_runs} anchored. {' '.join(notes)}"]
 
 
 # --- runs and experiments
 
 
 def verify_paths(paths: Sequence[Path], known: KnownHeads = KnownHeads()) -> list[VerifyResult]:  # noqa: B008  frozen, and empty
-    """Return the verdicts on all runs in `paths` (runs, experiments, or folders of them) and on what each experiment shares.
+    """Return the verdicts on all runs in `paths` (runs, experiments, or folders of them) and on what each experiment shares. What is
+    closed to this user is named.
 
     Raises:
         AutorlError: a path does not exist or holds nothing to verify.
@@ -148,13 +143,20 @@ def verify_paths(paths: Sequence[Path], known: KnownHeads = KnownHeads()) -> lis
     found: set[str] = set()
     for path in paths:
         before = len(verdicts)
-        if (path / "run.json").is_file():
+        try:
+            is_run = (path / "run.json").is_file()
+        except PermissionError as error:
+            verdicts.append(_closed(path, error))
+            continue
+        if is_run:
             experiment = ExperimentDir(path.absolute().parent)
             verdicts.append(verify_run(experiment, RunDir(path.absolute())))
             found |= _check_anchors(experiment, None, verdicts[-1:], known)
             continue
-        for experiment in experiments_in([path]):
-            verdicts += _verify_experiment(experiment, known, found)
+        with suppress(AutorlError):  # there is none: what is there may be closed
+            for experiment in experiments_in([path]):
+                verdicts += _verify_experiment(experiment, known, found)
+        verdicts += _closed_in(path)
         if len(verdicts) == before:
             raise nothing_in(path)
     for head in sorted(set(known.expected) - found):
@@ -162,6 +164,32 @@ def verify_paths(paths: Sequence[Path], known: KnownHeads = KnownHeads()) -> lis
         verdicts.append(VerifyResult(f"--expect {head[:16]}...", "experiment", "expected", problems=[problem]))
     name_same_runs(verdicts)
     return verdicts
+
+
+def _closed_in(path: Path) -> Iterator[VerifyResult]:
+    """Yield a verdict for each folder in `path`, a folder of experiments, that is closed to this user."""
+    if (path / "experiment.json").exists():
+        return
+    for folder in (path, *(path / name for name in _names(path))):
+        try:
+            reading.list_names(folder)
+        except NotADirectoryError:
+            continue
+        except OSError as error:
+            yield _closed(folder, error)
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return reading.list_names(path)
+    except OSError:
+        return []
+
+
+def _closed(folder: Path, error: OSError) -> VerifyResult:
+    verdict = VerifyResult(SHARED, "experiment", folder.absolute().name)
+    verdict.unreadable(error, folder)
+    return verdict
 
 
 def name_same_runs(verdicts: Sequence[VerifyResult]) -> None:
@@ -177,32 +205,27 @@ def _verify_experiment(experiment: ExperimentDir, known: KnownHeads, found: set[
     """Check experiment.json, the frozen code and every run; add the heads of `known.expected` that were found to `found`."""
     run_ids, damage = runs_of(experiment)
     shared = VerifyResult(SHARED, "experiment", experiment.path.absolute().name)
-    if damage is not None:
-        shared.problems.append(damage)
-    else:
-        unlisted = sorted(set(runs_on_disk(experiment)) - set(run_ids))
-        shared.problems += [f"{run_id} lies here, and experiment.json doesn't name it" for run_id in unlisted]
-        run_ids = [*run_ids, *unlisted]
-        _check_given(experiment, run_ids, shared)
-        if experiment.code.is_dir():
-            shared.problems += _code(experiment, run_ids)
-        elif run_ids:
-            shared.notes.append("code/ is not here, so the code that ran was not checked")
+    try:
+        if damage is not None:
+            shared.problems.append(damage)
         else:
-            return []
-    runs = [_verify_what_is_open(experiment, experiment.run(run_id)) for run_id in run_ids]
+            unlisted = sorted(set(runs_on_disk(experiment)) - set(run_ids))
+            shared.problems += [f"{run_id} lies here, and experiment.json doesn't name it" for run_id in unlisted]
+            run_ids = [*run_ids, *unlisted]
+            _check_given(experiment, run_ids, shared)
+            if experiment.code.is_dir():
+                shared.problems += _code(experiment, run_ids)
+            elif run_ids:
+                shared.notes.append("code/ is not here, so the code that ran was not checked")
+            else:
+                return []
+    except OSError as error:
+        shared.unreadable(error, experiment.path)
+    runs = [verify_run(experiment, experiment.run(run_id)) for run_id in run_ids]
     found |= _check_anchors(experiment, shared, runs, known)
-    if damage is None and not any(run.damaged for run in runs) and experiment.report.is_dir():
+    if damage is None and all(run.hashes and not run.problems for run in runs) and experiment.report.is_dir():
         _check_merged_report(experiment, shared, {run.run_id: run.hashes for run in runs})
     return [shared, *runs]
-
-
-def _verify_what_is_open(experiment: ExperimentDir, run: RunDir) -> VerifyResult:
-    try:
-        return verify_run(experiment, run)
-    except OSError as error:  # another user's, or a file system that fails: the other runs are verified all the same
-        what = f"{error.filename or run.path} can't be read: {error.strerror or error}"
-        return VerifyResult(run.run_id, experiment=experiment.path.absolute().name, problems=[what])
 
 
 def _code(experiment: ExperimentDir, run_ids: list[str]) -> Iterator[str]:
@@ -211,11 +234,8 @@ def _code(experiment: ExperimentDir, run_ids: list[str]) -> Iterator[str]:
     if not (experiment.code / wanted).is_dir():
         yield f"{name} is missing"
         return
-    try:
-        if not frozen_is_whole(experiment, wanted):
-            yield f"{name} was altered: its content no longer has the hash that it is named by"
-    except OSError as error:
-        yield f"{name} can't be read: {error}"
+    if not frozen_is_whole(experiment, wanted):
+        yield f"{name} was altered: its content no longer has the hash that it is named by"
     for run_id in run_ids:
         named = reading.read_json_or_none(experiment.run(run_id).record)
         if isinstance(named, dict) and named.get("code_hash") != wanted:
@@ -228,32 +248,39 @@ def verify_run(experiment: ExperimentDir, run: RunDir, *, exported: bool = False
     verdict = VerifyResult(run.run_id, experiment=experiment.path.absolute().name)
     ledger = Ledger(run)
     try:
-        record = read_run(run)
-        if record.run_id != run.run_id or record.science.run_id() != run.run_id:
-            what = f"run.json doesn't belong to this folder: its fields give {record.science.run_id()}"
-            verdict.problems.append(what)
-        ledger.read()
+        _check_run(experiment, run, ledger, verdict, exported)
     except AutorlError as error:
         verdict.problems.append(_first_altered(run, error.what))
     except OSError as error:
-        verdict.problems.append(str(error))
+        verdict.unreadable(error, run.path)
+        if exported:
+            verdict.problems += verdict.unseen
     verdict.entries = len(ledger.entries)
     with suppress(OSError, ValueError):  # run.json can't be read, which is reported above
         verdict.hashes = (ledger.genesis(), *(linked.sha256 for linked in ledger.entries))
-    if not verdict.problems:
-        verdict.head = ledger.head()
-        view = RunView.of(ledger.entries)
-        verdict.problems += list(_end_of_chain(experiment, run, ledger)) or list(_outlived(experiment, run))
-        verdict.problems += (
-            [] if exported else [f"{one}: see the run's seal" for one in unlike_the_seal(run, view.sealed)]
-        )
-        verdict.problems += _sealed_copy(run, ledger)
-        verdict.problems += _Scores(experiment, run, view, read_run(run).science).problems()
-        verdict.marks = marks_of(run, view, ledger.entries)
-        _check_weights(experiment, run, view, verdict)
+    return verdict
+
+
+def _check_run(experiment: ExperimentDir, run: RunDir, ledger: Ledger, verdict: VerifyResult, exported: bool) -> None:
+    reading.list_names(run.path)  # raises if it is closed to this user
+    record = read_run(run)
+    if record.run_id != run.run_id or record.science.run_id() != run.run_id:
+        what = f"run.json doesn't belong to this folder: its fields give {record.science.run_id()}"
+        verdict.problems.append(what)
+    ledger.read()
+    if verdict.problems:
+        return
+    verdict.head = ledger.head()
+    view = RunView.of(ledger.entries)
+    verdict.problems += list(_end_of_chain(experiment, run, ledger)) or list(_outlived(experiment, run))
+    if not exported:
+        verdict.problems += [f"{one}: see the run's seal" for one in unlike_the_seal(run, view.sealed)]
+    verdict.problems += _sealed_copy(run, ledger)
+    verdict.problems += _Scores(experiment, run, view, record.science).problems()
+    verdict.marks = marks_of(run, view, ledger.entries)
+    _check_weights(experiment, run, view, verdict)
     if not verdict.problems:
         _check_run_report(run, verdict, exported)
-    return verdict
 
 
 # --- chains
@@ -300,19 +327,17 @@ def _place_of_closing(ledger: Ledger) -> int | None:
 def _sealed_copy(run: RunDir, ledger: Ledger) -> Iterator[str]:
     if not ledger.entries and (left := left_of_a_run(run)) is not None:
         yield EMPTIED.format(left)
-    if not run.sealed_ledger.exists():
-        return
-    lines = _sealed_hashes(run)
-    entries = [linked.sha256 for linked in ledger.entries]
+    if not run.sealed_ledger.exists() or (not reading.list_names(run.ledger) and ledger.entries):
+        return  # there is no copy, or it was read in place of the entries
+    lines, entries = _sealed_hashes(run), [linked.sha256 for linked in ledger.entries]
+    closed = _place_of_closing(ledger)
     if not lines:
         yield "ledger.jsonl is empty"
-    elif not reading.list_names(run.ledger):
-        return
     elif (place := _first_difference(lines, entries)) is not None:
         yield f"ledger.jsonl line {place} differs from ledger entry {place:06d}"
     elif len(lines) > len(entries):
         yield f"ledger entry {len(entries) + 1:06d} is in ledger.jsonl but missing from ledger/"
-    elif (closed := _place_of_closing(ledger)) is not None and closed >= len(lines):  # later entries are no damage
+    elif closed is not None and closed >= len(lines):  # later entries are no damage
         yield f"ledger.jsonl lacks entry {len(lines) + 1:06d}"
 
 
@@ -325,25 +350,18 @@ def _first_difference(one: Sequence[str], other: Sequence[str]) -> int | None:
 
 
 def _first_altered(run: RunDir, said: str) -> str:
-    """Return `said`, the error of `Ledger.read`, with the side of a broken link that the sealed copy or the next link shows to
-    be altered."""
+    """Return `said`, the error of `Ledger.read`, with the side of a broken link that the sealed copy shows to be altered."""
     found = re.search(r"the chain breaks before ledger entry (\d{6})", said)
-    if found is None:
-        return said
-    number = int(found[1])
-    copied = "ledger.jsonl, written at the end of the run"
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        entries = [reading.read_bytes(run.ledger / f"{place:06d}.json") for place in range(1, number + 1)]
-        copy = _sealed_hashes(run) if run.sealed_ledger.exists() else []
-        place = _first_difference(copy, [sha256_hex(data) for data in entries])
+    with suppress(OSError, ValueError):
+        copy = _sealed_hashes(run) if found is not None else []
+        paths = [run.ledger / f"{place:06d}.json" for place in range(1, int(found[1]) + 1 if found else 1)]
+        place = _first_difference(copy, [sha256_hex(reading.read_bytes(path)) for path in paths])
         if place is not None:
-            return f"{said}. The first that differs from {copied}, is entry {place:06d}"
-        if len(copy) >= number:  # both entries are unaltered, so the thing that the first one links to was altered
-            return f"{said}. {copied}, says that it was run.json" if number == 1 else said
-        link = json.loads(reading.read_bytes(run.ledger / f"{number + 1:06d}.json"))["prev"]
-        before = "run.json" if number == 1 else f"entry {number - 1:06d}"
-        altered = before if link == sha256_hex(entries[-1]) else f"entry {number:06d}"
-        return f"{said}. By what entry {number + 1:06d} links to, it was {altered}"
+            return (
+                f"{said}. The first that differs from ledger.jsonl, written at the end of the run, is entry {place:06d}"
+            )
+        if copy and len(paths) == 1:
+            return f"{said}. ledger.jsonl, written at the end of the run, says that it was run.json"
     return said
 
 
@@ -358,6 +376,7 @@ class _Scores:
     science: Science
 
     def problems(self) -> Iterator[str]:
+        reading.list_names(self.experiment.baselines)  # raises if they are closed to this user
         for number, submission in self.view.submissions.items():
             if submission.is_base != (submission.content_hash == self.science.base_model_content_hash):
                 called = "called the base model and has other"
@@ -390,16 +409,17 @@ class _Scores:
         elif evaluation.score is not None:
             yield f"{name} names no items file"
 
+    def _key(self, evaluation: Evaluation) -> str | None:
+        """Return the key of the base model's record by the engine of this score; None if the score names none."""
+        if evaluation.engine_hash is None or str(evaluation.split) not in self.science.splits:
+            return None
+        return baseline_key(self.science, evaluation.split, evaluation.engine_hash)
+
     def _asked_alike(self, evaluation: Evaluation) -> bool:
         """Return whether a score names prompts, and these are the ones that the same engine asked the base model. Older
         versions named none."""
-        if (
-            evaluation.score is None
-            or evaluation.engine_hash is None
-            or str(evaluation.split) not in self.science.splits
-        ):
+        if evaluation.score is None or (key := self._key(evaluation)) is None:
             return True
-        key = baseline_key(self.science, evaluation.split, evaluation.engine_hash)
         base = read_baseline(self.experiment.baselines, key)
         there = base.evaluation.prompts_sha256 if base and base.evaluation.split is evaluation.split else None
         if self.science.base_model_prompting_hash is None and None in (there, evaluation.prompts_sha256):
@@ -425,23 +445,18 @@ class _Scores:
         name = "the closing entry's score of the base model"
         if closed.baseline_report is None:
             yield f"{name} is beside no record of the base model's score"
-        elif report.engine_hash is None or closed.baseline_report != baseline_key(
-            self.science, Split.REPORT, report.engine_hash
-        ):
+        elif closed.baseline_report != self._key(report):
             yield f"{name} is not of the record that is named beside it"
         elif closed.selected is None:
             yield from self._of_base(report, name)
 
     def _of_base(self, evaluation: Evaluation, name: str) -> Iterator[str]:
         """Check that a score of the base model equals, field by field, the record of its measurement by that engine."""
-        if evaluation.engine_hash is None or str(evaluation.split) not in self.science.splits:
+        if (key := self._key(evaluation)) is None:
             yield f"{name} names no measurement of the base model"
             return
-        key = baseline_key(self.science, evaluation.split, evaluation.engine_hash)
         record = read_baseline(self.experiment.baselines, key)
-        if record is None:
-            yield f"{name} is of baselines/{key[:16]}..., which is missing or can't be read"
-        elif record.evaluation == evaluation:
+        if record is None or record.evaluation == evaluation:
             yield from self._baseline(key, None)
         else:
             true = record.evaluation.score
@@ -459,17 +474,10 @@ class _Scores:
             return
         evaluation, engine = record.evaluation, record.engine.digest()
         facts = (record.key, evaluation.engine_hash, evaluation.content_hash, evaluation.recipe_hash)
-        if (
-            facts != (key, engine, self.science.base_model_content_hash, self.science.recipe.hash())
-            or str(evaluation.split) not in self.science.splits
-            or baseline_key(self.science, evaluation.split, engine) != key
-        ):
+        wanted = (key, engine, self.science.base_model_content_hash, self.science.recipe.hash())
+        if facts != wanted or self._key(evaluation) != key:
             yield f"{name} is not the measurement that its key names"
-        path = self.experiment.baselines / f"{key}.items.jsonl.gz"
-        if path.exists():
-            yield from self._items(path, f"{name}items.jsonl.gz", evaluation)
-        else:
-            yield f"{name} has no items file"
+        yield from self._items(self.experiment.baselines / f"{key}.items.jsonl.gz", f"{name}items.jsonl.gz", evaluation)
 
     def _items(self, path: Path, name: str, evaluation: Evaluation) -> Iterator[str]:
         """Check an items file: it has the recorded hash, its outcomes give the score, and its items are the recorded part."""
@@ -482,8 +490,8 @@ class _Scores:
         except FileNotFoundError:
             yield f"{name} is missing"
             return
-        except (OSError, ValueError) as error:
-            yield str(error) if isinstance(error, ValueError) else f"{name} can't be read: {error}"
+        except ValueError as error:
+            yield str(error)
             return
         recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
         counted = [row.outcome for row in rows if row.outcome is not None]
@@ -532,6 +540,8 @@ def _check_weights(experiment: ExperimentDir, run: RunDir, view: RunView, verdic
         if artifacts.artifact_ready(experiment.artifacts, content):
             try:
                 problem = _altered(folder, content)
+            except PermissionError:
+                raise
             except Exception as error:
                 problem = f"can't be read: {error}"
             verdict.problems += [f"{name} {problem}"] if problem else []
@@ -543,12 +553,9 @@ def _check_weights(experiment: ExperimentDir, run: RunDir, view: RunView, verdic
     known = {f"{number:06d}": one.sketch_sha256 for number, one in view.fingerprints.items() if one.sketch_sha256}
     names = {name.partition(".")[0]: name for name in sorted(reading.list_names(run.sketches))}
     for number in sorted(names.keys() & known.keys()):
-        try:
-            if sha256_hex(reading.read_bytes(run.sketches / names[number])) != known[number]:
-                what = "was altered: its hash is not the one in its fingerprint"
-                verdict.problems.append(f"sketches/{names[number]} {what}")
-        except (OSError, ValueError) as error:
-            verdict.problems.append(f"sketches/{names[number]} can't be read: {error}")
+        if sha256_hex(reading.read_bytes(run.sketches / names[number])) != known[number]:
+            what = "was altered: its hash is not the one in its fingerprint"
+            verdict.problems.append(f"sketches/{names[number]} {what}")
     gone = len(known.keys() - names.keys())
     if gone and names:
         verdict.notes.append(f"{gone} of the sketches that fingerprints name are not here: not checked")
@@ -597,8 +604,6 @@ RESULTS = (
 )
 """Fields compared whichever version wrote the report. Other fields, and wording, may differ between versions of the package."""
 
-RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE)
-MERGED_FILES = (SUMMARY_NAME, "summary.csv", "leaderboard.csv", "summary.md", INDEX)
 AGAIN = "write it again: autorl-hpc report"
 MAX_BYTES = 1 << 30
 TOLERANCE = 1e-6  # Relative: another machine's arithmetic may differ in the last digit
@@ -608,145 +613,93 @@ RESAMPLED_WIDTHS, RESAMPLED_P = 0.05, 0.03
 other resamples, and 10,000 of them leave ends and p values that uncertain (four standard errors)."""
 
 
-class _Report:
-    """A folder with a report, compared with what the ledgers give. Findings go into `verdict`.
-
-    Attributes:
-        told: the content of summary.json; None if there is none to compare.
-        final: the report's inputs can't change any more.
-    """
-
-    def __init__(self, folder: Path, files: tuple[str, ...], verdict: VerifyResult, name: str = "report/") -> None:
-        self.folder, self.name, self.verdict, self.final = folder, name, verdict, True
-        value = self._read(SUMMARY_NAME)
-        self.told: dict[str, Any] | None = value if isinstance(value, dict) else None
-        if value is not None and self.told is None:
-            verdict.problems.append(f"{name}{SUMMARY_NAME} was altered: it is no report")
-        elif not (folder / SUMMARY_NAME).exists():
-            left = [page for page in files if (folder / page).exists()]
-            verdict.problems += [f"{name}{SUMMARY_NAME} is missing, though {name}{left[0]} is there"] if left else []
-        rows = (self.told or {}).get("runs")
-        self.rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-        versions = [one.get("tool_version") for one in (self.told or {}, *self.rows)]
-        self.version = versions[0] if all(one == versions[0] for one in versions) else None
-
-    def _read(self, name: str) -> Any:
-        """Return a record; None, and a problem if it exists and can't be read."""
-        try:
-            return json.loads(reading.read_bytes(self.folder / name, max_bytes=MAX_BYTES))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError, RecursionError) as error:
-            self.verdict.problems.append(f"{self.name}{name} can't be read: {error}")
+def _summary(folder: Path, verdict: VerifyResult) -> dict[str, Any] | None:
+    """Return the content of summary.json; None if there is none to compare."""
+    try:
+        value = json.loads(reading.read_bytes(folder / SUMMARY_NAME, max_bytes=MAX_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError as error:
+        verdict.unreadable(error, folder)
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        value = str(error)
+    if isinstance(value, dict):
+        return value
+    verdict.problems.append(f"report/{SUMMARY_NAME} was altered: it is no report")
+    return None
 
-    def compare_summary(self, now: dict[str, Any]) -> None:
-        """Compare the results always, all other fields only if the same version wrote them."""
-        rows = {str(row.get("run_id")): row for row in self.rows}
-        for run in now.get("runs", [now]):
-            found = difference(rows.get(run["run_id"], self.told), run, RESULTS)
-            if found is not None:
-                where = f"{run['run_id']}: " if "runs" in now else ""
-                self.verdict.problems.append(f"{self.name}{SUMMARY_NAME} was altered: {where}{found}")
-                return
-        self._say(SUMMARY_NAME, difference(self.told, now))
 
-    def compare_table(self, name: str, text: str) -> None:
-        """Compare a CSV file cell by cell."""
-        try:
-            told = _cells(reading.read_bytes(self.folder / name, max_bytes=MAX_BYTES).decode())
-        except (OSError, ValueError, csv.Error):
-            self.verdict.problems.append(f"{self.name}{name} is missing or can't be read")
-        else:
-            self._say(name, difference(told, _cells(text)))
+def _compare(name: str, told: Any, now: Any, verdict: VerifyResult, *, final: bool) -> None:
+    """Compare all values. `final`: the report's inputs can't change any more."""
+    if (found := difference(told, now)) is not None and final:
+        verdict.problems.append(f"report/{name} was altered: {found}")
+    elif found is not None:
+        verdict.unseen.append(f"report/{name} is not what the ledgers give here and now: not compared; {AGAIN}")
 
-    def compare_sides(self, merged: MergedReport) -> None:
-        """Recompute a comparison from the names of its sides and compare."""
-        told = self._read(COMPARE_NAME)
-        if told is None:
-            return
-        try:
-            now = compare(merged, told["a"]["name"], told["b"]["name"])
-        except (AutorlError, AttributeError, KeyError, TypeError, ValueError):
-            what = "names sides that are not in this experiment: not compared"
-            self.verdict.unseen.append(f"{self.name}{COMPARE_NAME} {what}")
-            return
-        self._say(COMPARE_NAME, difference(told, now.model_dump(mode="json")))
 
-    def _say(self, name: str, found: str | None) -> None:
-        unseen = None
-        if self.version != __version__:
-            word = repr(self.version)[:40] if self.version is not None else "none that it names"
-            unseen = f"is of another version, {word}: only its results were compared; {AGAIN}"
-        elif found is not None and self.final:
-            self.verdict.problems.append(f"{self.name}{name} was altered: {found}")
-        elif found is not None:
-            unseen = f"is not what the ledgers give here and now: not compared; {AGAIN}"
-        self.verdict.unseen += [f"{self.name}{name} {unseen}"] if unseen else []
+def _results_differ(told: dict[str, Any], now: dict[str, Any], verdict: VerifyResult, where: str = "") -> bool:
+    """Compare what no version may tell otherwise; say so if another version wrote the rest, and return whether to stop there."""
+    found, version = difference(told, now, RESULTS), told.get("tool_version")
+    if found is not None:
+        verdict.problems.append(f"report/{SUMMARY_NAME} was altered: {where}{found}")
+    elif version != __version__:
+        word = repr(version)[:40] if version is not None else "none that it names"
+        what = f"report/{SUMMARY_NAME} is of another version, {word}: only its results were compared; {AGAIN}"
+        verdict.unseen.append(what)
+    return found is not None or version != __version__
 
 
 def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> None:
-    report = _Report(run.report, RUN_FILES, verdict)
-    if report.told is None:
+    if (told := _summary(run.report, verdict)) is None:
         return
     chain = read_chain(run)
     now = json.loads(run_summary(digest(run, chain, unpacked=exported)))
-    head, hashes = report.told.get("ledger_head"), (chain.genesis, *chain.hashes)
-    if head == now["ledger_head"]:
+    if told.get("ledger_head") == now["ledger_head"]:
         if exported:  # no score depends on the story, which a bundle lacks; a doubt may rest on it
             verdict.notes += [f"{IN_DOUBT}{doubt}" for doubt in now["doubts"]]
-            excused = now["doubts"] and report.told.get("ranked") is False
-            names = ("story", "doubts", "notes", "ranked") if excused else ("story", "doubts")
-            report.told |= {name: now[name] for name in names}
-        report.final = chain.view.closed is not None and not exported
-        report.compare_summary(now)
-    elif head in hashes:
-        old = len(hashes) - 1 - hashes.index(head)
-        verdict.unseen.append(f"report/{SUMMARY_NAME} was written {old} entries ago: not compared; {AGAIN}")
+            excused = now["doubts"] and told.get("ranked") is False
+            told |= {name: now[name] for name in ("story", "doubts", *(("notes", "ranked") if excused else ()))}
+        if not _results_differ(told, now, verdict):
+            _compare(SUMMARY_NAME, told, now, verdict, final=chain.view.closed is not None and not exported)
+    elif told.get("ledger_head") in (chain.genesis, *chain.hashes):
+        verdict.unseen.append(f"report/{SUMMARY_NAME} was written before the last entries: not compared; {AGAIN}")
     else:
         what = "names a head that this ledger never had: one of them was altered"
         verdict.problems.append(f"report/{SUMMARY_NAME} {what}")
 
 
 def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult, chains: Hashes) -> None:
+    if (told := _summary(experiment.report, verdict)) is None:
+        return
+    rows = {str(row.get("run_id")): row for row in told.get("runs") or () if isinstance(row, dict)}
+    strange = [name for name in rows.keys() & chains.keys() if rows[name].get("ledger_head") not in chains[name]]
+    if strange:
+        what = f"names a head of {min(strange)} that its ledger never had: one of them was altered"
+        verdict.problems.append(f"report/{SUMMARY_NAME} {what}")
+        return
     try:
         merged = build([experiment.path])
     except AutorlError as error:
         verdict.unseen.append(f"report/ was not compared: {error.what}")
         return
-    report = _Report(experiment.report, MERGED_FILES, verdict)
-    if report.told is None:
-        return
-    if report.told.get("paper") is not None:
+    if told.get("paper") is not None:
         merged = merged.model_copy(update={"paper": read_paper()})
     now = json.loads(merged_summary(merged))
-    heads = {str(row.get("run_id")): row.get("ledger_head") for row in report.rows}
-    for run_id, hashes in chains.items():
-        if run_id in heads and heads[run_id] not in hashes:
-            what = f"names a head of {run_id} that its ledger never had: one of them was altered"
-            verdict.problems.append(f"report/{SUMMARY_NAME} {what}")
-            return
-    if any(heads.get(run["run_id"]) != run["ledger_head"] for run in now["runs"]):
-        old = f"was written before the last entries of its runs: not compared; {AGAIN}"
-        verdict.unseen.append(f"report/{SUMMARY_NAME} {old}")
+    if any(rows.get(run["run_id"], {}).get("ledger_head") != run["ledger_head"] for run in now["runs"]):
+        verdict.unseen.append(f"report/{SUMMARY_NAME} was written before the last entries: not compared; {AGAIN}")
         return
-    report.final = all(run.state is RunState.FINISHED for run in merged.runs)
-    report.compare_summary(now)
-    report.compare_table("summary.csv", tables.as_csv(merged))
-    report.compare_table("leaderboard.csv", tables.leaderboard_csv(merged))
-    report.compare_sides(merged)
-    for place, run in enumerate(merged.runs):
-        home = RunDir(Path(merged.run_folders[place]))
-        elsewhere = elsewhere_of(experiment.report, run.genesis, home)  # by somebody who could not write into the run
-        if elsewhere.is_dir():
-            name = f"report/{elsewhere.relative_to(experiment.report)}/"
-            mine = _Report(elsewhere, RUN_FILES, verdict, name)
-            if mine.told is not None:
-                mine.final = report.final
-                mine.compare_summary(json.loads(run_summary(run)))
-        elif not (home.report / SUMMARY_NAME).exists():
-            missing = f"{home.run_id}/report/{SUMMARY_NAME} is missing, though report/{SUMMARY_NAME} is there"
-            verdict.problems.append(missing)
+    if any(_results_differ(rows[run["run_id"]], run, verdict, f"{run['run_id']}: ") for run in now["runs"]):
+        return
+    final = all(run.state is RunState.FINISHED for run in merged.runs)
+    _compare(SUMMARY_NAME, told, now, verdict, final=final)
+    for name, text in (("summary.csv", tables.as_csv(merged)), ("leaderboard.csv", tables.leaderboard_csv(merged))):
+        try:
+            cells = _cells(reading.read_bytes(experiment.report / name, max_bytes=MAX_BYTES).decode())
+        except (OSError, ValueError, csv.Error):
+            verdict.problems.append(f"report/{name} is missing or can't be read")
+        else:
+            _compare(name, cells, _cells(text), verdict, final=final)
 
 
 def _cells(text: str) -> list[dict[str, Any]]:
@@ -763,8 +716,8 @@ def _number(cell: Any) -> Any:
 
 def difference(told: Any, now: Any, fields: tuple[str, ...] = ()) -> str | None:
     """Return the first value that differs, in words; None if all are equal. `fields`: dotted names of the only ones compared."""
-    there, here = _flat(told), _flat(now)
-    for path in (*here, *(path for path in there if path not in here)):
+    there, here = dict(_flat(told)), dict(_flat(now))
+    for path in dict.fromkeys((*here, *there)):
         if fields and not any(re.match(rf"{re.escape(name)}([.\[]|$)", path) for name in fields):
             continue
         if not _equal(there.get(path), here.get(path), _slack(here, path)):
@@ -772,9 +725,8 @@ def difference(told: Any, now: Any, fields: tuple[str, ...] = ()) -> str | None:
     return None
 
 
-def _flat(value: Any) -> dict[str, Any]:
-    """Return the values of nested objects and lists by path, such as `groups[0].mean`; nothing for what is empty."""
-    found: dict[str, Any] = {}
+def _flat(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested objects and lists with their paths, such as `groups[0].mean`; nothing for what is empty."""
     waiting = [("", value)]
     while waiting:
         path, here = waiting.pop()
@@ -783,8 +735,7 @@ def _flat(value: Any) -> dict[str, Any]:
         elif isinstance(here, list):
             waiting += [(f"{path}[{place}]", inner) for place, inner in reversed(list(enumerate(here)))]
         else:
-            found[path] = here
-    return found
+            yield path, here
 
 
 def _slack(now: dict[str, Any], path: str) -> float:
@@ -844,9 +795,6 @@ def _check_yaml(experiment: ExperimentDir, given: ExperimentSpec, sha256: str, v
         why = "can't be understood" if isinstance(error, AutorlError) else "is not here"
         verdict.notes.append(f"experiment.yaml {why}, so experiment.json was not held against it")
         return
-    except (OSError, ValueError) as error:
-        verdict.problems.append(f"experiment.yaml can't be read: {error}")
-        return
     here, there = spec.model_dump(mode="json"), given.model_dump(mode="json")
     name = next((name for name in here if here[name] != there[name]), None)
     if name is not None:
@@ -878,9 +826,10 @@ def _check_anchors(
         before = read_heads(experiment)
         if before is not None and _hold(before, "heads.json", shared, runs):
             heads.append(before)
-    except (AutorlError, OSError, ValueError) as error:
-        said = f"heads.json can't be read: {error.what if isinstance(error, AutorlError) else error}"
-        every[0].problems += [said]
+    except OSError as error:
+        every[0].unreadable(error, experiment.heads)
+    except (AutorlError, ValueError) as error:
+        every[0].problems.append(f"heads.json can't be read: {error}")
     if shared is not None:
         present = (RunHead(run_id=name, entries=len(chain) - 1, head=chain[-1]) for name, chain in chains.items())
         heads.append(heads_of(experiment, present))
@@ -920,9 +869,9 @@ def _hold(heads: Heads, source: str, shared: VerifyResult | None, runs: list[Ver
     by_id = {run.run_id: run for run in runs}
     problems, since = fit(heads, {run.run_id: run.hashes for run in runs if run.hashes}, source)
     for run_id, problem in problems.items():
-        if run_id in by_id:
+        if run_id in by_id and (by_id[run_id].hashes or by_id[run_id].whole):
             by_id[run_id].problems.append(problem)
-        elif shared is not None:
+        elif run_id not in by_id and shared is not None:
             shared.problems.append(f"{run_id}: {problem}")
     for run_id, count in since.items():
         by_id[run_id].notes += [f"{count} entries were added since {source}"] if count else []

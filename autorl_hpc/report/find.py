@@ -300,7 +300,8 @@ def runs_of(experiment: ExperimentDir) -> tuple[list[str], str | None]:
 
 def runs_on_disk(experiment: ExperimentDir) -> list[str]:
     """Return the run folders in an experiment's folder, listed in experiment.json or not."""
-    return [name for name in reading.list_names(experiment.path) if _is_run(experiment.run(name))]
+    ours = {REPORT_FOLDER, *(folder.name for folder in experiment.folders()[1:])}
+    return [name for name in reading.list_names(experiment.path) if name not in ours and _is_run(experiment.run(name))]
 
 
 def _is_run(run: RunDir) -> bool:

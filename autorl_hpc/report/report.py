@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,7 @@ class Options:
     compare: tuple[str, str] | None = None  # two sides to compare
     unpacked: bool = False  # the runs are unpacked bundles
     one_file: bool = False  # pages of traces hold their data themselves; everything is read
+    senders: Mapping[str, str] = field(default_factory=dict)  # by a run's folder: who sent it; their agents are apart
 
 
 @dataclass
@@ -202,7 +203,9 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
                 yield one
             else:
                 made[run.run.path] = one._replace(data=b"")  # only one summary is held as bytes
-                yield one.summary()
+                summary, sender = one.summary(), options.senders.get(str(run.run.path))
+                agent = summary.agent if sender is None else f"{summary.agent} by {sender}"
+                yield summary.model_copy(update={"agent": agent})
 
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
     merged = merge(found, summaries)

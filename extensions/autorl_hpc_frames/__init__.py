@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.records.recorded import TrainingPoint
-from autorl_hpc.report.run_story.logs import read_lines
+from autorl_hpc.report.run_story.logs import read_lines, read_part
 from autorl_hpc.report.summary import MergedReport, RunSummary
 
 if TYPE_CHECKING:
@@ -45,12 +46,12 @@ class Frames:
         """Return a row for each run."""
         from autorl_hpc.report.tables import row
 
-        return _frame([row(run) for run, _ in self._runs])
+        return _pandas().DataFrame([row(run) for run, _ in self._runs])
 
     @cached_property
     def submissions(self) -> DataFrame:
         """Return a row for each submission."""
-        fields = (
+        fields = [
             "elapsed_s",
             "status",
             "score",
@@ -62,7 +63,7 @@ class Frames:
             "fault",
             "reason",
             "note",
-        )
+        ]
 
         def rows(run: RunSummary, _: Path) -> Iterator[dict[str, Any]]:
             for point in run.trajectory:
@@ -81,9 +82,7 @@ class Frames:
         """Return a row for each event; unreadable lines are left out."""
 
         def rows(_: RunSummary, folder: Path) -> Iterator[dict[str, Any]]:
-            path = folder / "logs" / "events.jsonl"
-            data = path.open("rb").read(MAX_EVENTS_BYTES) if path.is_file() and not path.is_symlink() else b""
-            for line in data.splitlines():
+            for line in read_part(RunDir(folder).events, 0, MAX_EVENTS_BYTES).splitlines():
                 try:
                     value = json.loads(line)
                 except (ValueError, RecursionError):
@@ -104,7 +103,8 @@ class Frames:
         return self._by_run(rows)
 
     def _by_run(self, rows: Callable[[RunSummary, Path], Iterator[dict[str, Any]]]) -> DataFrame:
-        return _frame([{**_keys(run), **one} for run, folder in self._runs for one in rows(run, folder)])
+        keys = [({name: getattr(run, name) for name in KEYS}, run, folder) for run, folder in self._runs]
+        return _pandas().DataFrame([{**key, **one} for key, run, folder in keys for one in rows(run, folder)])
 
     def write(self, folder: Path) -> list[Path]:
         """Write each frame as NAME.csv and NAME.parquet (if pyarrow is there) into `folder`; return the files."""
@@ -115,7 +115,7 @@ class Frames:
             plain = frame.map(lambda value: json.dumps(value, sort_keys=True) if isinstance(value, dict) else value)
             written.append(folder / f"{name}.csv")
             plain.to_csv(written[-1], index=False)
-            if _has_pyarrow():
+            if find_spec("pyarrow") is not None:
                 written.append(folder / f"{name}.parquet")
                 plain.to_parquet(written[-1], index=False)
         return written
@@ -154,14 +154,6 @@ def _item(row: Any) -> dict[str, Any]:
     return {"item": row.item_id, "outcome": row.outcome, "output_sha256": row.output_sha256}
 
 
-def _keys(run: RunSummary) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in KEYS}
-
-
-def _frame(rows: Sequence[dict[str, Any]]) -> DataFrame:
-    return _pandas().DataFrame(rows)
-
-
 def _pandas() -> Any:
     try:
         import pandas
@@ -170,9 +162,3 @@ def _pandas() -> Any:
             "pandas is not installed", next_step="pip install 'autorl-hpc[frames]'", exit_code=Exit.ENVIRONMENT
         ) from None
     return pandas
-
-
-def _has_pyarrow() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("pyarrow") is not None

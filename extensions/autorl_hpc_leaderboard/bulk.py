@@ -6,46 +6,43 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic
 from autorl_hpc.files.checkpoint import file_sha256
-from autorl_hpc.files.reading import read_bytes
+from autorl_hpc.files.layout import PACKAGE
+from autorl_hpc.files.reading import read_json_or_none
 
 MINUTES = 240
 
 
 def verdict_path(out: Path, bundle: Path) -> Path:
-    """Return the file of a bundle's verdict: RUN_ID.json, by the bundle's name."""
-    return out / f"{bundle.name.removesuffix('.zst').removesuffix('.gz').removesuffix('.tar')}.json"
+    """Return the file of a bundle's verdict, named by its content: two people's bundles may have one name."""
+    return out / f"{file_sha256(bundle)}.json"
+
+
+def read_verdict(out: Path, bundle: Path) -> dict[str, Any] | None:
+    """Return what `rescore --out OUT` wrote of these very bytes; null if nothing, or what can't be read: then it is scored again."""
+    path = verdict_path(out, bundle)
+    value = read_json_or_none(path)
+    return value if isinstance(value, dict) and value.get("bundle_sha256") == path.stem else None
 
 
 def open_bundles(bundles: Sequence[Path], out: Path) -> list[Path]:
-    """Return the bundles that have no verdict in `out` yet, or one of other bytes. Raises AutorlError: two have one name."""
-    names = [verdict_path(out, bundle).name for bundle in bundles]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise AutorlError(
-            f"two bundles would have the verdict {twice}", where=out, next_step="rename one, or give another --out"
-        )
-    return [bundle for bundle in bundles if _known(out, bundle) is None]
-
-
-def _known(out: Path, bundle: Path) -> object:
-    try:
-        told = json.loads(read_bytes(verdict_path(out, bundle)))
-        return told if told["bundle_sha256"] == file_sha256(bundle) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    """Return the bundles that have no verdict in `out` yet, each content once."""
+    different: dict[str, Path] = {}
+    for bundle in bundles:
+        different.setdefault(file_sha256(bundle), bundle)
+    return [bundle for bundle in different.values() if read_verdict(out, bundle) is None]
 
 
 def write_verdict(out: Path, bundle: Path, facts: dict[str, object]) -> None:
-    """Write the verdict of a bundle, with the sha256 of what was judged."""
+    """Write the verdict of a bundle, with its name and the sha256 of what was judged."""
     out.mkdir(parents=True, exist_ok=True)
-    told = {**facts, "bundle": bundle.name, "bundle_sha256": file_sha256(bundle)}
-    atomic.write_bytes(
-        verdict_path(out, bundle), (json.dumps(told, indent=1, sort_keys=True, default=str) + "\n").encode()
-    )
+    path = verdict_path(out, bundle)
+    told = {**facts, "bundle": bundle.name, "bundle_sha256": path.stem}
+    atomic.write_bytes(path, (json.dumps(told, indent=1, sort_keys=True, default=str) + "\n").encode())
 
 
 def rescore_here(
@@ -62,18 +59,14 @@ def rescore_here(
             facts = {"holds": False, "verdict": "damaged", "problems": [error.what], "head": None}
         write_verdict(out, bundle, facts)
         say(f"{bundle.name}: {facts['verdict']}")
-    return all(json.loads(read_bytes(verdict_path(out, bundle)))["holds"] for bundle in bundles)
+    return all((read_verdict(out, bundle) or {}).get("holds") is True for bundle in bundles)
 
 
 def submit(
     bundles: Sequence[Path], out: Path, cluster: str, options: Sequence[str], root: Path, say: Callable[[str], None]
 ) -> int:
     """Submit a job like a grader's for each bundle without a verdict; return how many. Jobs of an earlier call that still wait or run
-    are not submitted twice.
-
-    Args:
-        options: further options of `autorl-hpc rescore` for the jobs.
-    """
+    are not submitted twice. `options`: further options of `autorl-hpc rescore` for the jobs."""
     from autorl_hpc.cluster import slurm
     from autorl_hpc.cluster.profile import load_profile, module_lines, python_command
     from autorl_hpc.doctor.scheduler import Request
@@ -84,17 +77,22 @@ def submit(
     names = {bundle: f"autorl-rescore-{file_sha256(bundle)[:16]}" for bundle in left}
     alive = {job.name for job in slurm.alive(slurm.jobs(names.values()))} if left else set()
     request = Request(profile, profile.grader, MINUTES)
+    code = (
+        f"{PACKAGE.parent}:{Path(__file__).resolve().parent.parent}"  # this very version, whatever the job's Python has
+    )
     for bundle in left:
         if names[bundle] in alive:
             say(f"{bundle.name}: its job is waiting or running")
             continue
         words = ["rescore", str(bundle.absolute()), "--out", str(out.absolute()), "--root", str(root), *options]
         python = python_command(profile, sorted({str(root), str(out.absolute()), str(bundle.absolute().parent)}))
-        command = " ".join(["exec", python, "-m", "autorl_hpc", *map(shlex.quote, words)])
-        script = "\n".join(
-            ["#!/bin/bash", *module_lines(profile), *profile.setup, f"cd {shlex.quote(str(root))}", command, ""]
-        )
+        lines = [
+            *("#!/bin/bash", *module_lines(profile), *profile.setup),
+            f"export PYTHONPATH={shlex.quote(code)}${{PYTHONPATH:+:$PYTHONPATH}}",
+            f"cd {shlex.quote(str(root))} || exit",
+            f"exec {python} -m autorl_hpc {shlex.join(words)}\n",
+        ]
         log = out.absolute() / "logs" / f"{verdict_path(out, bundle).stem}.log"
-        slurm.sbatch(script, [f"--job-name={names[bundle]}", f"--output={log}", *request.options()])
+        slurm.sbatch("\n".join(lines), [f"--job-name={names[bundle]}", f"--output={log}", *request.options()])
         say(f"{bundle.name}: submitted, log {log}")
     return len(left)

@@ -17,9 +17,11 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
 from autorl_hpc.files.layout import share
 from autorl_hpc.report import format as fmt
+from autorl_hpc.report.leaderboard import cell_key
 from autorl_hpc.report.report import Options, refresh
-from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc_leaderboard.submission import FAILS, Bundle, CheckedSubmission, check, read_verdict
+from autorl_hpc.report.summary import BoardCell, MergedReport
+from autorl_hpc_leaderboard.bulk import read_verdict
+from autorl_hpc_leaderboard.submission import FAILS, Bundle, CheckedSubmission, check
 
 NONE = "\N{EN DASH}"
 MARK = ".autorl-leaderboard"  # in a folder that holds a site: it may be replaced
@@ -27,13 +29,13 @@ KEPT = "report"
 """The one folder of a run that is published: its pages, made here."""
 
 
-Owners = dict[tuple[str, str], list[tuple[CheckedSubmission, Bundle]]]
-"""Who sent a run, by its id and head, in the order of the submissions."""
+Senders = dict[str, tuple[str, Bundle]]
+"""By a run's folder: who sent it, and its bundle."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One agent on one task: a row of the site's table."""
+    """One agent of one submitter on one task: a row of the site's table."""
 
     board: int
     task: str
@@ -41,14 +43,14 @@ class Standing:
     rank: str
     gain: str
     n: int
-    submitters: tuple[str, ...]
     rescored: str
     conditions: str
     pages: tuple[tuple[str, str], ...]  # label and address of each run's page
 
 
 def build_site(folders: Sequence[Path], site: Path, url: str, verdicts: Path | None = None) -> list[CheckedSubmission]:
-    """Check the submissions in `folders` and write the site; return them with their problems. Only whole ones are on it.
+    """Check the submissions in `folders` and write the site; return them with their problems. Only whole ones are on it. A run that
+    several sent counts for the first of them.
 
     Args:
         url: where the site will be, for the feed's links; may be empty.
@@ -63,95 +65,85 @@ def build_site(folders: Sequence[Path], site: Path, url: str, verdicts: Path | N
     shutil.rmtree(runs, ignore_errors=True)
     runs.mkdir()
     checked: list[CheckedSubmission] = []
-    owners: Owners = {}
+    senders: Senders = {}
+    sent: set[str] = set()  # heads of the runs that are on the site
     with tempfile.TemporaryDirectory(prefix=".work-", dir=site) as work:
         for place, folder in enumerate(folders):
             taken: list[tuple[Bundle, Path]] = []
 
-            def keep(bundle: Bundle, into: Path, taken: list[tuple[Bundle, Path]] = taken) -> None:
-                shutil.rmtree(into / "experiment" / "artifacts", ignore_errors=True)  # weights are not published
-                home = Path(tempfile.mkdtemp(dir=work))
-                taken.append((bundle, (into / "experiment").rename(home / "experiment")))
+            def keep(bundle: Bundle, experiment: Path, taken: list[tuple[Bundle, Path]] = taken) -> None:
+                shutil.rmtree(experiment / "artifacts", ignore_errors=True)  # weights are not published
+                taken.append((bundle, experiment.rename(Path(tempfile.mkdtemp(dir=work)) / experiment.name)))
 
             one = check(folder, Path(work), keep)
             checked.append(one)
-            for number, (bundle, experiment) in enumerate(taken if not one.all_problems() else ()):
-                assert bundle.manifest is not None
-                bundle.verdict = read_verdict(verdicts, bundle) if verdicts is not None else None
-                home = runs / f"{place:03d}-{number:03d}" / bundle.manifest.experiment
+            for bundle, experiment in taken if not one.all_problems() else ():
+                assert bundle.manifest is not None and one.file is not None
+                if bundle.manifest.head.head in sent:
+                    continue
+                sent.add(bundle.manifest.head.head)
+                bundle.verdict = read_verdict(verdicts, bundle.path) if verdicts is not None else None
+                home = runs / f"{place:03d}-{len(senders):04d}" / experiment.name
                 home.parent.mkdir()
                 experiment.rename(home)
-                owners.setdefault((bundle.manifest.run_id, bundle.manifest.head.head), []).append((one, bundle))
+                senders[str(home / bundle.manifest.run_id)] = one.file.submitter, bundle
     standings: list[Standing] = []
     try:
-        if owners:
-            merged = refresh(
-                sorted(runs.iterdir()), site / "report", Options(figures=True, fresh=True, unpacked=True)
-            ).load()
-            standings = standings_of(merged, owners, site)
+        if senders:
+            who = {folder: name for folder, (name, _) in senders.items()}
+            options = Options(figures=True, fresh=True, unpacked=True, senders=who)
+            standings = standings_of(refresh(sorted(runs.iterdir()), site / "report", options).load(), senders, site)
     finally:
         _drop_evidence(runs)
     _write(site, checked, standings, url)
     return checked
 
 
-def standings_of(merged: MergedReport, owners: Owners, site: Path) -> list[Standing]:
+def standings_of(merged: MergedReport, senders: Senders, site: Path) -> list[Standing]:
     """Return the rows of the table, best first within a task."""
     rows = []
     for number, board in enumerate(merged.boards, 1):
+        c = board.conditions
+        gpus = "no GPU" if c.gpus == "0" else f"{c.gpus or '?'} x {c.gpu_model or 'GPU'}"
+        limits = f"{fmt.duration(c.budget_s)}, {gpus}, network {c.network}, sandbox {c.sandbox}"
         for place, column in enumerate(board.tasks):
-            cells = {(c.agent_hash, c.driver, c.mode): c for c in merged.groups[column.group].cells}
+            places = {cell_key(cell): cell.places for cell in merged.groups[column.group].cells}
             for row in board.rows:
                 cell = row.cells[place]
                 if cell is None:
                     continue
-                places = cells[row.agent_hash, row.driver, row.mode].places
-                found = [(merged.runs[one], merged.run_folders[one]) for one in places]
-                keys = [(run.run_id, run.ledger_head) for run, _ in found]
-                whose = [owner for key in keys for owner in owners.get(key, ())]
-                fails = next((bundle.rescored for _, bundle in whose if bundle.rescored.startswith(FAILS)), None)
+                numbers = places[row.agent, row.driver, row.mode, row.agent_hash]
+                folders = [merged.run_folders[one] for one in numbers]
+                found = [senders[folder][1].rescored for folder in folders]
                 over = cell.improvement
-                low_high = "" if over.low is None else f" [{over.low:+.1f}, {over.high:+.1f}]"
-                rank = (
-                    NONE
-                    if cell.rank is None
-                    else f"#{cell.rank}"
-                    if cell.rank == cell.last_rank
-                    else f"#{cell.rank}{NONE}{cell.last_rank}"
-                )
+                gain = "none" if over.mean is None else f"{over.mean:+.1f}"
+                if over.low is not None:
+                    gain += f" [{over.low:+.1f}, {over.high:+.1f}]"
+                pages = [str((Path(one) / KEPT / "run.html").relative_to(site)) for one in folders]
                 rows.append(
                     Standing(
-                        number,
-                        board.column(place),
-                        row.label,
-                        f"{NONE} ({fails})"
-                        if fails
-                        else rank
-                        if cell.unranked is None
-                        else f"{NONE} ({cell.unranked})",
-                        "none" if over.mean is None else f"{over.mean:+.1f}{low_high}",
-                        over.n,
-                        tuple(dict.fromkeys(one.file.submitter for one, _ in whose if one.file is not None)),
-                        ", ".join(sorted({bundle.rescored for _, bundle in whose})),
-                        _conditions(merged, number - 1),
-                        tuple((_label(run), _address(Path(folder), site)) for run, folder in found),
+                        board=number,
+                        task=board.column(place),
+                        agent=row.label,
+                        rank=_rank(cell, next((word for word in found if word.startswith(FAILS)), cell.unranked)),
+                        gain=gain,
+                        n=over.n,
+                        rescored=", ".join(sorted(set(found))),
+                        conditions=f"{c.base_model}, {limits}, protocol {c.protocol}",
+                        pages=tuple(
+                            (f"seed {merged.runs[n].seed}", page) for n, page in zip(numbers, pages, strict=True)
+                        ),
                     )
                 )
     return rows
 
 
-def _label(run: RunSummary) -> str:
-    return f"seed {run.seed}"
-
-
-def _address(folder: Path, site: Path) -> str:
-    return str((folder / KEPT / "run.html").relative_to(site))
-
-
-def _conditions(merged: MergedReport, board: int) -> str:
-    c = merged.boards[board].conditions
-    gpus = "no GPU" if c.gpus == "0" else f"{c.gpus or '?'} x {c.gpu_model or 'GPU'}"
-    return f"{c.base_model}, {fmt.duration(c.budget_s)}, {gpus}, network {c.network}, sandbox {c.sandbox}, protocol {c.protocol}"
+def _rank(cell: BoardCell, unranked: str | None) -> str:
+    if unranked is not None:
+        return f"{NONE} ({unranked})"
+    if cell.rank is None:
+        return NONE
+    return f"#{cell.rank}" if cell.rank == cell.last_rank else f"#{cell.rank}{NONE}{cell.last_rank}"
 
 
 def _drop_evidence(runs: Path) -> None:
@@ -180,7 +172,6 @@ def _write(site: Path, checked: Sequence[CheckedSubmission], standings: Sequence
         ),
         "refused": [one for one in checked if one.all_problems()],
         "history": history,
-        "badges": {one: _badge_name(one) for one in standings},
         "url": url.rstrip("/"),
     }
     for name in ("index.html", "history.html", "feed.xml"):
@@ -188,11 +179,8 @@ def _write(site: Path, checked: Sequence[CheckedSubmission], standings: Sequence
         atomic.write_bytes(site / name, text.encode(), durable=False)
     (site / "badges").mkdir(exist_ok=True)
     for one in standings:
-        atomic.write_bytes(
-            site / facts["badges"][one],
-            _badge(f"{one.task}", f"{one.rank} {one.gain}").encode(),
-            durable=False,
-        )
+        badge = _badge(one.task, f"{one.rank} {one.gain}")
+        atomic.write_bytes(site / _badge_name(one), badge.encode(), durable=False)
 
 
 def _history(site: Path, standings: Sequence[Standing], accepted: Sequence[CheckedSubmission]) -> list[dict[str, str]]:

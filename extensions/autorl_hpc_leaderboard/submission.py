@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,17 +12,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, StringConstraints, field_validator
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.evidence.unpack import MOST_WEIGHTS_BYTES, unpack_evidence
-from autorl_hpc.evidence.verify import verify_run
-from autorl_hpc.files.checkpoint import file_sha256
-from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.files.reading import read_bytes, read_yaml
+from autorl_hpc.evidence.unpack import verify_bundle
+from autorl_hpc.files.reading import read_yaml
 from autorl_hpc.records.base import Record, Strict, parse_record
 from autorl_hpc.records.exchange import EvidenceManifest
-from autorl_hpc_leaderboard.bulk import verdict_path
 
 FILE = "submission.yaml"
-MAX_VERDICT_BYTES = 1 << 20
 FAILS = "does not hold"
 NEXT_STEP = "see docs/leaderboard.md for every field"
 
@@ -119,7 +113,7 @@ def check(folder: Path, work: Path, keep: Callable[[Bundle, Path], None] | None 
     what it holds.
 
     Args:
-        keep: called for each whole bundle with its unpacked folder, which is removed afterwards.
+        keep: called for each whole bundle with its unpacked experiment, which is removed afterwards.
     """
     done = CheckedSubmission(folder)
     try:
@@ -150,27 +144,7 @@ def _check_folder(done: CheckedSubmission, work: Path, keep: Callable[[Bundle, P
         done.problems.append("no bundle: put the files that `autorl-hpc export` wrote beside submission.yaml")
     for bundle in done.bundles:
         with tempfile.TemporaryDirectory(dir=work) as into:
-            bundle.problems += _check_bundle(bundle, Path(into))
-            if keep is not None and not bundle.problems:
-                keep(bundle, Path(into))
-
-
-def _check_bundle(bundle: Bundle, into: Path) -> Iterator[str]:
-    try:
-        bundle.manifest = unpack_evidence(bundle.path, into, lambda _: MOST_WEIGHTS_BYTES)
-    except AutorlError as error:
-        yield error.what
-        return
-    experiment = ExperimentDir(into / "experiment")
-    yield from verify_run(experiment, experiment.run(bundle.manifest.run_id), exported=True).problems
-
-
-def read_verdict(verdicts: Path, bundle: Bundle) -> dict[str, Any] | None:
-    """Return what `rescore --out VERDICTS` wrote of these very bytes; null if nothing. Never read from a submission: it is the maintainer's
-    word."""
-    try:
-        value = json.loads(read_bytes(verdict_path(verdicts, bundle.path), max_bytes=MAX_VERDICT_BYTES))
-    except (OSError, ValueError, AutorlError):
-        return None
-    same = isinstance(value, dict) and value.get("bundle_sha256") == file_sha256(bundle.path)
-    return value if same else None
+            verdict, bundle.manifest, experiment = verify_bundle(bundle.path, Path(into))
+            bundle.problems += verdict.problems
+            if keep is not None and experiment is not None and not bundle.problems:
+                keep(bundle, experiment.path)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc_start.listing import disk_bytes
 
 HASH_LENGTH = 64  # the name of an artifact's folder
 
@@ -37,11 +38,16 @@ def gc(
 
     Example: autorl-hpc gc runs/ --delete
     """
+    from autorl_hpc.doctor.finding import State
+    from autorl_hpc.doctor.storage import quota
     from autorl_hpc.report.find import experiments_in
 
     found = [spare for experiment in experiments_in(paths) for spare in spares(experiment.path)]
     failed = [spare.path for spare in found if delete and not _removed(spare.path)]
     total = sum(spare.size_bytes for spare in found)
+    for finding in quota(paths[0]):  # before it is full: then writes fail in the middle of runs
+        if finding.state in (State.WARNING, State.PROBLEM):
+            print(f"{finding.check}: {finding.value}: {finding.do_this}", file=sys.stderr)
     if as_json:
         rows = [{"path": str(spare.path), "why": spare.why, "bytes": spare.size_bytes} for spare in found]
         print(json.dumps({"deleted": delete, "bytes": total, "spare": rows, "failed": [str(path) for path in failed]}))
@@ -50,12 +56,8 @@ def gc(
             print(f"{spare.size_bytes / 1e9:8.2f} GB  {spare.path}  {spare.why}")
         print(f"{total / 1e9:.2f} GB in {len(found)} folders {'removed' if delete else 'could be removed: --delete'}")
     if failed:
-        raise AutorlError(
-            "could not be removed",
-            where=failed[0],
-            next_step="look at its owner and its permissions",
-            exit_code=Exit.ENVIRONMENT,
-        )
+        advice = "look at its owner and its permissions"
+        raise AutorlError("could not be removed", where=failed[0], next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 def spares(experiment: Path) -> Iterator[Spare]:
@@ -87,11 +89,11 @@ def spares(experiment: Path) -> Iterator[Spare]:
         }
         workspace = _workspace(run.workspace_link)
         if here and workspace == scratch / run_id:  # a copy of an experiment names the workspaces of the original
-            yield Spare(workspace, f"workspace of {run_id}, which is closed", _size(workspace))
+            yield Spare(workspace, f"workspace of {run_id}, which is closed", disk_bytes(workspace))
     if all_closed and place.artifacts.is_dir():
         for folder in sorted(place.artifacts.iterdir()):
             if len(folder.name) == HASH_LENGTH and folder.name not in needed:
-                yield Spare(folder, "artifact that retention does not keep", _size(folder))
+                yield Spare(folder, "artifact that retention does not keep", disk_bytes(folder))
 
 
 def _workspace(link: Path) -> Path | None:
@@ -100,22 +102,6 @@ def _workspace(link: Path) -> Path | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return path if path.is_dir() and not path.is_symlink() else None
-
-
-def _size(folder: Path) -> int:
-    """Return the bytes on disk below `folder`; links are not followed."""
-    size, stack = 0, [str(folder)]
-    while stack:
-        try:
-            with os.scandir(stack.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        stack.append(entry.path)
-                    else:
-                        size += entry.stat(follow_symlinks=False).st_blocks * 512
-        except OSError:
-            continue
-    return size
 
 
 def _removed(path: Path) -> bool:

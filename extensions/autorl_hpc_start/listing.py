@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,49 +50,56 @@ def show(
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for name in rows[0] if rows else ():
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    for name in columns:
         table.add_column(name.replace("_", " "), no_wrap=name == "name", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(visible(str(value))) for value in row.values()))
+        table.add_row(*(Text(visible(str(row.get(name, "")))) for name in columns))
     Console().print(table if rows else f"no {what.value} below {place.path}")
+
+
+def _each(names: list[str], describe: Callable[[str], Row]) -> list[Row]:
+    """Return a row for each name; one that cannot be loaded says why."""
+    rows: list[Row] = []
+    for name in names:
+        try:
+            rows.append({"name": name, **describe(name)})
+        except AutorlError as error:
+            rows.append({"name": name, "error": f"cannot be loaded: {error.what}"})
+    return rows
 
 
 def _tasks(place: Any) -> list[Row]:
     from autorl_hpc.tasks.loader import load_task, task_names
 
-    rows = []
-    for name in task_names():
-        try:
-            task = load_task(name)
-            rows.append({"name": name, "title": task.file.title, "staged": _staged(place.task_vault(name))})
-        except AutorlError as error:
-            rows.append({"name": name, "title": f"cannot be loaded: {error.what}", "staged": "no"})
-    return rows
+    def describe(name: str) -> Row:
+        vault = place.task_vault(name)
+        staged = (vault / "MANIFEST.json").is_file() or any(vault.glob("*/items.jsonl"))
+        return {"title": load_task(name).file.title, "staged": "yes" if staged else "no"}
+
+    return _each(task_names(), describe)
 
 
 def _agents(_: Any) -> list[Row]:
     from autorl_hpc.agents.definition import agent_names, load_agent
 
-    rows = []
-    for name in agent_names():
-        try:
-            file = load_agent(name).file
-            rows.append({"name": name, "calls": "a driver" if file.driver else "none", "description": file.description})
-        except AutorlError as error:
-            rows.append({"name": name, "calls": "?", "description": f"cannot be loaded: {error.what}"})
-    return rows
+    def describe(name: str) -> Row:
+        file = load_agent(name).file
+        return {"calls": "a driver" if file.driver else "none", "description": file.description}
+
+    return _each(agent_names(), describe)
 
 
 def _models(place: Any) -> list[Row]:
     found = sorted(path.parent for path in place.models.glob("*/*/MANIFEST.json"))
-    return [{"name": str(path.relative_to(place.models)), "MB": round(_bytes(path) / 1e6, 1)} for path in found]
+    return [{"name": str(path.relative_to(place.models)), "MB": _mb(path)} for path in found]
 
 
 def _environments(place: Any) -> list[Row]:
-    return [
-        {"name": path.stem, "MB": round(_bytes(path.parent) / 1e6, 1)}
-        for path in sorted(place.environments.glob("*.json"))
-    ]
+    from autorl_hpc.files.store import find_environment
+
+    names = [path.stem for path in sorted(place.environments.glob("*.json"))]
+    return _each(names, lambda name: {"MB": _mb(find_environment(place, name)[0])})
 
 
 def _experiments(place: Any) -> list[Row]:
@@ -105,21 +114,21 @@ def _experiments(place: Any) -> list[Row]:
 def _clusters(_: Any) -> list[Row]:
     from autorl_hpc.cluster.profile import load_profile, profile_names
 
-    rows = []
-    for name in profile_names():
-        try:
-            rows.append({"name": name, "description": load_profile(name).description})
-        except AutorlError as error:
-            rows.append({"name": name, "description": f"cannot be loaded: {error.what}"})
-    return rows
+    return _each(profile_names(), lambda name: {"description": load_profile(name).description})
 
 
-def _staged(vault: Path) -> str:
-    return "yes" if (vault / "MANIFEST.json").is_file() or any(vault.glob("*/items.jsonl")) else "no"
+def _mb(folder: Path) -> float:
+    return round(disk_bytes(folder) / 1e6, 1)
 
 
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+def disk_bytes(folder: Path) -> int:
+    """Return the bytes on disk below `folder`, as far as it can be read; links are not followed."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(parent, name)).st_blocks * 512
+    return size
 
 
 ROWS: dict[What, Callable[[Any], list[Row]]] = {

@@ -38,6 +38,22 @@ def test_two_agents_a_chain_and_a_report(world: MakeWorld, slurm: Sandbox) -> No
     assert_anchored(here)
     again = here.launch_facts()
     assert again["jobs"] == []
+    assert_rescored_by_jobs(here)
+
+
+def assert_rescored_by_jobs(here: World) -> None:
+    """`rescore --submit`: a job for each bundle, whose verdict is the maintainer's; what waits or has a verdict is not submitted again."""
+    bundles = [str(here.root.path / f"{run}.tar.gz") for run in here.runs]
+    for run, bundle in zip(here.runs, bundles, strict=True):
+        here.run("export", str(here.run_dir(run).path), "--out", bundle)
+    out = here.root.path / "verdicts"
+    words = ("rescore", *bundles, "--out", str(out), "--device", "cpu")
+    assert here.run(*words, "--submit", "test").stderr.count(": submitted, log ") == 2
+    here.until(lambda: len(list(out.glob("*.json"))) == 2, "both verdicts")
+    told = [json.loads(path.read_text()) for path in out.glob("*.json")]
+    assert {one["run_id"] for one in told} == set(here.runs) and all(one["holds"] for one in told), told
+    for more in (("--submit", "test"), ()):
+        assert here.run(*words, *more).stderr == "", "nothing is done twice"
     assert "squeue" not in here.run("status", str(here.experiment.path)).stderr
 
 

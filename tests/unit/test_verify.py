@@ -336,28 +336,64 @@ def test_another_budget_or_level_of_the_sandbox_is_a_note(tree: Tree) -> None:
     assert any("asks for sandbox auto, experiment.json for bwrap" in note for note in verdict.notes)
 
 
-def test_one_folder_that_is_closed_to_this_user_ends_no_verify() -> None:
-    """`verify` of a second user ended at the first folder that the owner had closed, with nothing said of the others."""
+def as_another_user(look: Any) -> Any:
+    """What `look` returns to a user who is not root."""
+    left, right = multiprocessing.Pipe()
+
+    def inside() -> None:
+        os.setgid(65534)
+        os.setuid(65534)
+        right.send(look())
+
+    child = multiprocessing.get_context("fork").Process(target=inside)
+    child.start()
+    assert left.poll(60), "it ended without a verdict"
+    found = left.recv()
+    child.join()
+    return found
+
+
+def test_what_is_closed_to_this_user_is_named_and_ends_no_verify() -> None:
+    """`verify` of a second user ended at the first folder that the owner had closed, and left a closed experiment out in silence."""
     if os.getuid() != 0:
         needs.skip("root", "becoming another user")
     with tempfile.TemporaryDirectory() as name:
-        tree = Tree(Path(name) / "runs" / "exp")
-        runs = [tree.finished(seed=seed, solved=30 + seed) for seed in (0, 1, 2)]
+        runs = Path(name) / "runs"
+        open_, whole = Tree(runs / "open"), Tree(runs / "whole")
+        for tree in (open_, whole):
+            tree.experiment.code.rmdir()
+        made = [open_.finished(seed=seed, solved=30 + seed) for seed in range(3)]
+        whole.finished(seed=7, solved=30)
+        closed: dict[Path, str] = {}
+        for part in ("code", "baselines", "artifacts", "report"):
+            tree = Tree(runs / f"closed-{part}")
+            tree.finished(seed=9, solved=40)
+            _ = part == "code" or tree.experiment.code.rmdir()
+            path = getattr(tree.experiment, part)
+            path.mkdir(exist_ok=True)
+            closed[path] = f"closed-{part}"
+        alone = Tree(runs / "closed")
+        alone.finished(seed=1, solved=30)
+        closed |= {alone.path: "closed", made[0].dir.path: "open", made[1].dir.items: "open"}
         Path(name).chmod(0o755)
-        closed = [runs[0].dir.path, runs[1].dir.path / "items"]
         for path in closed:
-            path.chmod(0o700)
-        left, right = multiprocessing.Pipe()
+            path.chmod(0)
 
-        def as_another() -> None:
-            os.setgid(65534)
-            os.setuid(65534)
-            right.send([(one.run_id, one.problems) for one in verify_paths([tree.path])])
+        def look() -> Any:
+            found = []
+            for paths in ([runs], [alone.path], [made[0].dir.path, open_.path], [alone.path / made[0].dir.run_id]):
+                verdicts = verify_paths(paths)
+                done = CliRunner().invoke(app, ["verify", *map(str, paths)])
+                found.append(
+                    ([(one.experiment, one.run_id, one.problems, one.unseen) for one in verdicts], done.exit_code)
+                )
+            return found
 
-        child = multiprocessing.get_context("fork").Process(target=as_another)
-        child.start()
-        assert left.poll(60), "it ended without a verdict"
-        told = dict(left.recv())
-        child.join()
-    first, second, third = (told[run.dir.run_id] for run in runs)
-    assert "Permission denied" in " ".join(first) and "Permission denied" in " ".join(second) and third == []
+        (all_, code), *others = as_another_user(look)
+        assert code == 1 and all(code == 1 and told[0][3] for told, code in others)
+        assert [problems for *_, problems, _ in all_ if problems] == []
+        named = {experiment for experiment, _, _, unseen in all_ if "Permission denied" in " ".join(unseen)}
+        assert named == {*closed.values()}
+        partly = {run_id for experiment, run_id, _, unseen in all_ if experiment == "open" and unseen}
+        assert partly == {made[0].dir.run_id, made[1].dir.run_id}
+        assert not any(unseen for experiment, _, _, unseen in all_ if experiment == "whole")
