@@ -17,6 +17,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
 from autorl_hpc.files.layout import share
 from autorl_hpc.report import format as fmt
+from autorl_hpc.report.conditions import cell_key
 from autorl_hpc.report.report import Options, refresh
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc_leaderboard.submission import FAILS, Bundle, CheckedSubmission, check, read_verdict
@@ -100,12 +101,12 @@ def standings_of(merged: MergedReport, owners: Owners, site: Path) -> list[Stand
     rows = []
     for number, board in enumerate(merged.boards, 1):
         for place, column in enumerate(board.tasks):
-            cells = {(c.agent_hash, c.driver, c.mode): c for c in merged.groups[column.group].cells}
+            cells = {cell_key(cell): cell for cell in merged.groups[column.group].cells}
             for row in board.rows:
                 cell = row.cells[place]
                 if cell is None:
                     continue
-                places = cells[row.agent_hash, row.driver, row.mode].places
+                places = cells[cell_key(row)].places
                 found = [(merged.runs[one], merged.run_folders[one]) for one in places]
                 keys = [(run.run_id, run.ledger_head) for run, _ in found]
                 whose = [owner for key in keys for owner in owners.get(key, ())]
