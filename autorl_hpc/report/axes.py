@@ -1,13 +1,12 @@
-"""What a run's improvement costs (time, tokens, submissions, GPU-hours): scaling curves over runs, and a budget's limits in words."""
+"""What a run's improvement costs (time, tokens, submissions, GPU-hours): scaling curves over runs."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, get_args
 
-from autorl_hpc.report import format as fmt
 from autorl_hpc.report.summary import Axis, Curve, CurvePoint, RunSummary
 from autorl_hpc.scoring.stats import mean_t_interval
 
@@ -96,7 +95,7 @@ def band(runs: Sequence[BestSoFar], grid: Sequence[float]) -> list[CurvePoint]:
     return found
 
 
-# --- limits of a budget in words
+# --- parts of a budget in words
 
 NAMES = {
     "gpu_hours": "GPU-hours",
@@ -104,21 +103,3 @@ NAMES = {
     "cost_usd": "driver cost",
     "max_submissions": "submissions",
 }
-_LIMITS = {
-    "gpu_hours": "GPU-hours",
-    "tokens": "tokens",
-    "cost_usd": "USD",
-    "max_submissions": "submissions",
-    "memory_gib": "GiB of memory",
-    "disk_gib": "GiB of disk",
-    "processes": "processes",
-}
-
-
-def limits_told(limits: Mapping[str, float]) -> str:
-    """Return a budget's limits besides time: `24 GPU-hours, 20 M tokens, 60 USD`; empty if there are none."""
-
-    def amount(name: str, value: float) -> str:
-        return fmt.amount("count", value).replace(".0 ", " ") if name == "tokens" else f"{value:,.10g}"
-
-    return ", ".join(f"{amount(name, limits[name])} {words}" for name, words in _LIMITS.items() if name in limits)

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.records import readable_json
+from autorl_hpc.report.conditions import cell_key
 from autorl_hpc.report.summary import Axis, Board, CellSummary, MergedReport
 
 # --- content of a figure, independent of drawing
@@ -151,10 +152,10 @@ def _with_lines(
 ) -> Figure:
     panels, legend = [], {}
     for column, task in enumerate(board.tasks):
-        cells = {(c.agent, c.driver, c.mode, c.agent_hash): c for c in merged.groups[task.group].cells}
+        cells = {cell_key(cell): cell for cell in merged.groups[task.group].cells}
         lines = []
         for row in board.rows[:MAX_SERIES]:
-            cell = cells.get((row.agent, row.driver, row.mode, row.agent_hash))
+            cell = cells.get(cell_key(row))
             if cell is not None and (points := curve(cell)):
                 lines.append(Series(row.label, colours[row.label], *zip(*points, strict=True)))
                 legend[row.label] = colours[row.label]

@@ -10,13 +10,12 @@ from statistics import fmean, variance
 from typing import Any, get_args
 
 from autorl_hpc import __version__, states
-from autorl_hpc.records.experiment import Budget
 from autorl_hpc.report import statistics
 from autorl_hpc.report.axes import curves, used
+from autorl_hpc.report.conditions import CellKey, cell_key, comparables, label, weakened
 from autorl_hpc.report.run_folder import NEVER_RANKS, UNRANKING, in_doubt, same_runs
 from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, Failure, RouteTold
 from autorl_hpc.report.summary import (
-    UNTRIED,
     AcrossTasks,
     Board,
     BoardCell,
@@ -50,9 +49,6 @@ LEAST_TASKS = 2
 MAX_VERSIONS = 6
 OUTCOMES = (states.FailureKind.NO_GAIN, states.FailureKind.WORSE)
 MAX_TWINS = 3  # runs that a note on the same run twice names
-
-CellKey = tuple[str, str, str, str]
-"""What identifies an agent within a group: agent, driver, mode, hash of the agent's files."""
 
 Place = tuple[CellKey, int]  # A cell of a leaderboard: the agent, and the column of its task
 
@@ -138,85 +134,6 @@ def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
         yield f"{were} made more than once under the same conditions and seed; all are counted: {', '.join(twice[:5])}"
 
 
-# --- what must be equal for two runs to be comparable: what was requested (run.json) and what the ledger says
-
-LIMITS = ("max_submissions", "gpu_hours", "tokens", "cost_usd", "memory_gib", "disk_gib", "processes")
-"""Limits of a budget besides time: an agent with twice as many submissions has another budget."""
-
-LEDGERED = ("network", "sandbox", "gpus", "gpu_model", "engine_hash")
-"""Conditions that the ledger tells, if the run came so far. Where it doesn't, the run joins its like: it must not leave its agent's mean."""
-
-Told = dict[str, str | None]  # what a run's ledger tells of LEDGERED
-
-
-def limits_of(budget: Budget) -> dict[str, float]:
-    """Return the limits that are set, and the bound on time returned for waiting on graders."""
-    found = {name: float(value) for name in LIMITS if (value := getattr(budget, name)) is not None}
-    return {**found, "given_back_at_most_s": budget.given_back_at_most_s}
-
-
-def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
-    """Return, for each run, what decides which runs it is compared with. What its ledger doesn't tell it takes from its
-    like: of the otherwise equal runs those of its experiment, its agent's before others', the most frequent value; else
-    that of other experiments if they all have the same. A kept base model fits every engine."""
-    keys = [_comparable(run) for run in runs]
-    rest = [str([value for name, value in key if name not in LEDGERED]) for key in keys]
-    told = [_told(run, key) for run, key in zip(runs, keys, strict=True)]
-    homes = [(run.experiment, cell_key(run)) for run in runs]
-    for name in LEDGERED:
-        known: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
-        for home, same, one in zip(homes, rest, told, strict=True):
-            if name in one:
-                known[same][home, tuple(one.items())] += 1
-        for home, same, one in zip(homes, rest, told, strict=True):
-            if name not in one and (like := _of_like(name, home, one, known[same])) is not None:
-                one[name] = like[0]
-    return [key.model_copy(update=one) for key, one in zip(keys, told, strict=True)]
-
-
-def _told(run: RunSummary, key: Comparable) -> Told:
-    unknown = {"network", "sandbox"} if run.sandbox == UNTRIED else set()
-    unknown |= {"gpus"} if key.gpus is None else set()
-    unknown |= {"gpu_model"} if key.gpu_model is None and key.gpus != "0" else set()
-    kept = run.improvement is not None and run.improvement.how == "base_kept"
-    unknown |= {"engine_hash"} if kept or key.engine_hash is None else set()
-    return {name: getattr(key, name) for name in LEDGERED if name not in unknown}
-
-
-def _of_like(name: str, home: Any, one: Told, known: Counter[tuple[Any, ...]]) -> tuple[str | None] | None:
-    """Return the value of one condition that a run's like have; None if there is no like, or none that agree."""
-    found = [Counter[str | None]() for _ in range(3)]
-    for (other, values), count in known.items():
-        value = dict(values)
-        if all(value.get(each, mine) == mine for each, mine in one.items()):
-            found[0 if other == home else 1 if other[0] == home[0] else 2][value[name]] += count
-    for near, values in enumerate(found):
-        if values and (near < 2 or len(values) == 1):
-            return (max(sorted(values, key=str), key=lambda value: values[value]),)
-    return None
-
-
-def _comparable(run: RunSummary) -> Comparable:
-    # how imported runs were measured is unknown, so two folders are not comparable, nor two scores of the base model
-    imported = run.imported is not None
-    base = run.baseline_report if imported else None
-    same = {name: getattr(run, name) for name in Comparable.model_fields.keys() & RunSummary.model_fields.keys()}
-    if weakened(run):  # the first attempt's: how a run went on must not move it to another leaderboard
-        same |= {"sandbox": str(run.sandboxes[0].level), "network": str(run.sandboxes[0].network)}
-    return Comparable(
-        **{
-            **same,
-            "imported": f"{run.imported}, {run.site}" if imported and run.site is not None else run.imported,
-            "base_score": base.score if base is not None else None,
-        }
-    )
-
-
-def weakened(run: RunSummary) -> bool:
-    """Return whether a later attempt had another sandbox or network than the first: such a run doesn't rank, nor its agent."""
-    return len({(one.level, one.network) for one in run.sandboxes}) > 1
-
-
 # --- groups of comparable runs
 
 
@@ -236,32 +153,16 @@ def _group(comparable: Comparable, places: Sequence[int], runs: Sequence[RunSumm
     cells: dict[CellKey, list[int]] = defaultdict(list)
     for place in places:
         cells[cell_key(runs[place])].append(place)
-    ordered = sorted(cells)
-    proven = comparable.imported is None  # no tests on scores that can't be checked
-    values = {label(key, ordered): improvements([runs[place] for place in cells[key]]) for key in ordered}
-    found = tuple(_cell(cells[key], runs, tested=proven) for key in ordered)
-    ranks = _ranks(comparable)
-    ranked = {label(cell_key(cell), ordered) for cell in found if _why_unranked(cell, runs, ranks) is None}
+    proven, ranks = comparable.imported is None, _ranks(comparable)  # no tests on scores that can't be checked
+    found = {key: _cell(cells[key], runs, tested=proven) for key in sorted(cells)}
+    ranked = {key for key, cell in found.items() if _why_unranked(cell, runs, ranks) is None}
+    values = {key: improvements([runs[place] for place in cells[key]]) for key in found}
     comparisons = _comparisons(values, ranked) if proven else ()
-    return Group(comparable=comparable, cells=found, comparisons=comparisons)
+    return Group(comparable=comparable, cells=tuple(found.values()), comparisons=comparisons)
 
 
 def _ranks(conditions: Conditions) -> bool:
     return conditions.sandbox not in NEVER_RANKS and conditions.imported is None
-
-
-def cell_key(one: RunSummary | CellSummary) -> CellKey:
-    """Return what identifies the agent of a run or cell within a group."""
-    return one.agent, one.driver, one.mode, one.agent_hash
-
-
-def label(key: CellKey, keys: Sequence[CellKey]) -> str:
-    """Return the name of a cell that tells it from all cells of `keys`."""
-    agent, driver, mode, agent_hash = key
-    parts = [agent, *([driver] if driver != "none" else []), *([mode] if mode != "free" else [])]
-    if sum(other[:3] == key[:3] for other in keys) > 1:  # the agent's files changed between runs: two agents
-        parts.append(agent_hash[:8])
-    return " · ".join(parts)
 
 
 def improvements(runs: Sequence[RunSummary]) -> statistics.Improvements:
@@ -303,6 +204,7 @@ def _cell(places: Sequence[int], every: Sequence[RunSummary], *, tested: bool) -
         agent=first.agent,
         agent_hash=first.agent_hash,
         driver=first.driver,
+        driver_settings=first.driver_settings,
         mode=first.mode,
         counted=len(values),
         excluded={name: excluded[name] for name in get_args(Excluded) if excluded[name]},
@@ -370,18 +272,19 @@ def over_runs(
     return OverRuns(n=found.n, mean=found.mean, low=low, high=high, interval=kind, **drawn)
 
 
-def _comparisons(cells: Mapping[str, Sequence[float]], ranked: set[str]) -> tuple[Comparison, ...]:
+def _comparisons(cells: Mapping[CellKey, Sequence[float]], ranked: set[CellKey]) -> tuple[Comparison, ...]:
     """Compare all pairs. Holm counts the pairs that decide ranks, and apart from these all others: they decide nothing."""
-    pairs = list(combinations([name for name in cells if len(cells[name]) >= RUNS_TO_COMPARE], 2))
+    keys = list(cells)
+    pairs = list(combinations([key for key in keys if len(cells[key]) >= RUNS_TO_COMPARE], 2))
     tests = {(a, b): statistics.compared(cells[a], cells[b]) for a, b in pairs}
-    holm: dict[tuple[str, str], float] = {}
+    holm: dict[tuple[CellKey, CellKey], float] = {}
     for deciding in (True, False):
         family = {pair: test.p_value for pair, test in tests.items() if ranked.issuperset(pair) is deciding}
         holm |= statistics.holm_by(family)
     return tuple(
         Comparison(
-            a=a,
-            b=b,
+            a=label(a, keys),
+            b=label(b, keys),
             difference=fmean(cells[a]) - fmean(cells[b]),
             **test._asdict(),
             p_holm=holm.get((a, b)),
@@ -525,7 +428,7 @@ def _why_unranked(cell: CellSummary, runs: Sequence[RunSummary], ranks: bool) ->
 def _row(
     key: CellKey, name: str, cells: Sequence[BoardCell | None], overall: Overall | None, runs: Sequence[RunSummary]
 ) -> BoardRow:
-    agent, driver, mode, agent_hash = key
+    agent, driver, mode, agent_hash, _ = key
     counted = [run for run in runs if run.counted]
     stories = [run.story for run in counted]
     kept = [story.mode_kept for story in stories]
@@ -534,6 +437,7 @@ def _row(
         agent=agent,
         agent_hash=agent_hash,
         driver=driver,
+        driver_settings=runs[0].driver_settings,
         mode=mode,
         cells=tuple(cells),
         overall=overall,

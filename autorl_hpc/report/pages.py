@@ -19,8 +19,8 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir, share
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report import run_chart, run_page, tables
-from autorl_hpc.report.axes import limits_told
 from autorl_hpc.report.charts import MAX_SERIES, Figure
+from autorl_hpc.report.conditions import limits_told
 from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
 from autorl_hpc.report.run_page import sentence

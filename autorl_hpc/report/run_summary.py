@@ -18,9 +18,9 @@ from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.entries import Contamination, Evaluation, FingerprintFlag, Submission
 from autorl_hpc.records.exchange import Baseline, Clock
 from autorl_hpc.records.run import RunRecord
+from autorl_hpc.report.conditions import driver_settings, limits_of
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.hidden_items import hidden_of
-from autorl_hpc.report.leaderboard import limits_of
 from autorl_hpc.report.run_folder import (
     Bases,
     Items,
@@ -121,7 +121,8 @@ class _Digest:
             state=RunState.DAMAGED if self.chain.damage else view.state,
             damage=clean(self.chain.damage),
             budget_s=science.budget.wall_clock_s,
-            limits=limits_of(science.budget),
+            driver_settings=driver_settings(science),
+            limits=limits_of(science),
             attempts=view.attempt,
             accepted=len(view.accepted()),
             refused=count[SubmissionState.REFUSED] + (sealed.refused_unrecorded if sealed else 0),

@@ -40,6 +40,9 @@ class OverRuns(Strict):
     bootstrap_high: float | None = None
 
 
+DriverSettings = dict[str, str]
+"""What was requested of a driver, by name and in words; empty: no driver. Two drivers of one name with other settings are two."""
+
 LATER: Final = "base_model_prompting_hash"
 """A field that older runs lack; left out where it is null, so that hashes and files of older reports stay what they were."""
 
@@ -173,6 +176,7 @@ class BoardRow(Strict):
     agent: str
     agent_hash: str
     driver: str
+    driver_settings: DriverSettings = Field(default_factory=dict)
     mode: str
     cells: tuple[BoardCell | None, ...]  # one for each task of the leaderboard; null: no run
     overall: Overall | None = None  # only of agents with three counted runs on every task that is not ambiguous
@@ -460,6 +464,7 @@ class RunSummary(Record):
     agent: str
     agent_hash: str
     driver: str
+    driver_settings: DriverSettings = Field(default_factory=dict)
     base_model: str
     base_model_content_hash: str
     base_model_prompting_hash: str | None = None  # of its template, tokenizer and config; null: an older run
@@ -550,6 +555,7 @@ class CellSummary(Strict):
     agent: str
     agent_hash: str
     driver: str
+    driver_settings: DriverSettings = Field(default_factory=dict)
     mode: str
     counted: int
     excluded: dict[Excluded, int]

@@ -14,11 +14,11 @@ from typing import ClassVar, Literal, NamedTuple
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.base import Record, Strict
-from autorl_hpc.report import format as fmt
 from autorl_hpc.report import statistics
+from autorl_hpc.report.conditions import cell_key, unlike
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.leaderboard import improvements, over_runs
-from autorl_hpc.report.summary import Board, Comparable, Conditions, MergedReport, OverRuns, RunSummary, TasksCompared
+from autorl_hpc.report.summary import Board, Conditions, MergedReport, OverRuns, RunSummary, TasksCompared
 
 Kind = Literal["agent", "experiment", "folder"]
 
@@ -145,6 +145,9 @@ def _one_agent(name: str, runs: Sequence[RunSummary]) -> None:
     if len({run.agent_hash for run in runs if run.imported is None}) > 1:  # the files of imported runs are unknown
         what = "this agent's files changed between its runs, so it is two agents"
         raise AutorlError(what, where=name, next_step="compare the experiments that they ran in")
+    if len({cell_key(run)[4] for run in runs}) > 1:
+        what = "this driver's settings changed between its runs, so it is two drivers"
+        raise AutorlError(what, where=name, next_step="compare the experiments that they ran in")
 
 
 def _known(merged: MergedReport) -> str:
@@ -228,14 +231,6 @@ def _notes(tasks: Sequence[VersusTask], ambiguous: set[str]) -> list[str]:
     return notes
 
 
-NAMES = {
-    **{"imported": "where it comes from", "base_model_content_hash": "content of the base model", "budget_s": "budget"},
-    **{"environment_hash": "training environment", "gpu_model": "GPU model", "gpus": "GPUs", "engine_hash": "engine"},
-    **{"recipe_hash": "recipe", "split_hashes": "items", "limits": "further limits", "base_score": "base score"},
-}
-"""What a condition is called, where its field's name is no word."""
-
-
 def _why_apart(merged: MergedReport, every: Strata) -> list[str]:
     """Return a sentence for what only one side ran: every condition in which the other side's nearest runs differ."""
     found: dict[str, set[str]] = defaultdict(set)
@@ -253,21 +248,7 @@ def _why_apart(merged: MergedReport, every: Strata) -> list[str]:
 def _unlike(merged: MergedReport, one: _Key, other: _Key, name: str) -> list[str]:
     """Return each condition that differs, with both values in the order of the sides: `network (A none, B open)`."""
     pair = (one, other) if name == "A" else (other, one)
-    a, b = (merged.groups[key.group].comparable for key in pair)
-    values = [
-        (NAMES.get(each, each.replace("_", " ")), _value(a, each), _value(b, each)) for each in type(a).model_fields
-    ]
-    values.append(("agent or mode", pair[0].what, pair[1].what))
-    return [f"{each} (A {mine}, B {its})" for each, mine, its in values if mine != its]
-
-
-def _value(comparable: Comparable, name: str) -> str:
-    value = getattr(comparable, name)
-    if value is None:
-        return "the suite's own" if name == "environment_hash" else "unknown"
-    if name == "budget_s":
-        return fmt.duration(value)
-    if isinstance(value, dict):
-        shown = {each: f"{one:g}" if isinstance(one, float) else fmt.short_hash(one) for each, one in value.items()}
-        return " ".join(f"{each.removesuffix('_s')} {one}" for each, one in sorted(shown.items()))
-    return fmt.short_hash(value) if name.endswith("_hash") else clean(str(value)) or ""
+    values = unlike(*(merged.groups[key.group].comparable for key in pair))
+    if pair[0].what != pair[1].what:
+        values.append(("agent or mode", pair[0].what, pair[1].what))
+    return [f"{each} (A {mine}, B {its})" for each, mine, its in values]

@@ -17,7 +17,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
 from autorl_hpc.files.layout import share
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.leaderboard import cell_key
+from autorl_hpc.report.conditions import cell_key
 from autorl_hpc.report.report import Options, refresh
 from autorl_hpc.report.summary import BoardCell, MergedReport
 from autorl_hpc_leaderboard.bulk import read_verdict
@@ -112,7 +112,7 @@ def standings_of(merged: MergedReport, senders: Senders, site: Path) -> list[Sta
                 cell = row.cells[place]
                 if cell is None:
                     continue
-                numbers = places[row.agent, row.driver, row.mode, row.agent_hash]
+                numbers = places[cell_key(row)]
                 folders = [merged.run_folders[one] for one in numbers]
                 found = [senders[folder][1].rescored for folder in folders]
                 over = cell.improvement

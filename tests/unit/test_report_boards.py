@@ -17,18 +17,23 @@ from typing import Any
 import pytest
 from recordmaker import usage
 from scipy import stats as scipy_stats
-from treemaker import Tree, outcomes, sha
+from treemaker import RECIPE, Tree, outcomes, sha
 from typer.testing import CliRunner
 
 from autorl_hpc.cli import app
+from autorl_hpc.records.driver import DriverScience
 from autorl_hpc.records.entries import SandboxUsed
+from autorl_hpc.records.experiment import Budget
+from autorl_hpc.records.run import FeedbackPart, Science
+from autorl_hpc.records.task import SplitPin
 from autorl_hpc.report import leaderboard, pages, tables
 from autorl_hpc.report import report as api
 from autorl_hpc.report.axes import steps
 from autorl_hpc.report.charts import figures_of
+from autorl_hpc.report.conditions import unlike
 from autorl_hpc.report.story_records import Failure, Iteration, ReferenceMetrics, ResourcesUsed, RouteTold, Story
 from autorl_hpc.report.summary import Board, BoardRow, Gain, MergedReport, PaperFigures, RunSummary, read_paper
-from autorl_hpc.states import FailureKind, Network, Route, SandboxLevel, Split
+from autorl_hpc.states import FailureKind, Network, Protocol, Route, SandboxLevel, Split
 from autorl_hpc.tasks.loader import load_task
 
 
@@ -179,6 +184,55 @@ def test_unlike_runs_never_share_a_column(make: Make) -> None:
         assert sum(len(board.tasks) for board in boards) == 2, other
         cells = [cell for b in boards for r in b.rows for cell in r.cells if cell]
         assert sorted(cell.improvement.n for cell in cells) == [1, 2]
+
+
+SPEC = DriverScience(kind="api", host="api.example.org", model="m")
+REQUESTED: dict[str, Any] = {
+    **{"agent": "grpo", "driver": "other", "mode": "rl-only", "task": "other"},
+    **{"protocol": Protocol.PAPER, "reprompts": 2, "recipe": RECIPE.model_copy(update={"version": 2})},
+    **{name: sha("other") for name in ("base_model_content_hash", "base_model_prompting_hash", "environment_hash")},
+    "splits": {
+        str(split): SplitPin(n=n, sha256=sha("other")) for split, n in ((Split.FEEDBACK, 40), (Split.REPORT, 100))
+    },
+    "feedback_part": FeedbackPart(items=10, seed=1, n=10, sha256=sha("part")),
+    "driver_spec": SPEC.model_copy(update={"tools": ("web_search",)}),
+}
+OF_BUDGET: dict[str, Any] = {
+    **{"wall_clock_s": 2400, "give_back_after_s": 5, "give_back_cap_s": 9, "max_submissions": 3, "memory_gib": 8},
+    **{"disk_gib": 8, "processes": 9, "gpu_hours": 4, "tokens": 1000, "cost_usd": 2, "grace_s": 1},
+}
+SAME = {"seed", "base_model", "budget", "network"}
+"""What makes no other condition: a base model is known by its content, of the network the ledger says what was enforced."""
+
+
+def test_everything_requested_that_changes_what_an_agent_could_do_is_in_a_cells_key(tmp_path: Path) -> None:
+    """Drivers with other tools, more starts after an early end, a longer grace shared a cell of the leaderboard."""
+    assert REQUESTED.keys() | SAME == Science.model_fields.keys() and OF_BUDGET.keys() == Budget.model_fields.keys()
+    tree = Tree(tmp_path / "exp")
+    plain = {"driver": "d", "driver_spec": SPEC}
+    tree.finished(seed=0, solved=40, **plain)
+    tree.finished(seed=1, solved=40, **plain, base_model="org/called-otherwise")
+    changes = [({name: value}, name) for name, value in REQUESTED.items()]
+    changes += [({"budget": Budget(**{"wall_clock_s": 1200, name: value})}, name) for name, value in OF_BUDGET.items()]
+    for number, (change, _) in enumerate(changes, 2):
+        tree.run(seed=number, **{**plain, **change}).start().seal().close(outcomes(100, range(40)))
+    merged = api.build([tree.path])
+    places = {
+        run.seed: (g, c)
+        for g, group in enumerate(merged.groups)
+        for c, cell in enumerate(group.cells)
+        for run in map(merged.runs.__getitem__, cell.places)
+    }
+    assert places[0] == places[1], "one base model under two names"
+    for number, (_, name) in enumerate(changes, 2):
+        assert places[number] != places[0], name
+    group, _ = places[0]
+    assert merged.groups[group].comparable.base_model == "org/called-otherwise = org/tiny"
+    labels = {row.label for board in merged.boards for row in board.rows}
+    assert {'sft · d · tools ["web_search"]', "sft · d · the driver by default"} <= labels
+    words = {what for g in merged.groups for what in unlike(g.comparable, merged.groups[group].comparable)}
+    assert ("grace", "grace after the budget 1 s", "grace after the budget by default") in words
+    assert ("further starts", "2 starts again after an early end", "no starts again after an early end") in words
 
 
 UNKNOWN: list[dict[str, Any]] = [
