@@ -76,6 +76,11 @@ SAME = {
 }
 
 
+def of_evaluation(name: str) -> bool:
+    """Return whether a figure of this name is an evaluation's: it says nothing of the training."""
+    return re.search(rf"(?<![a-z]){_EVALUATION}(?![a-z])", name, re.I) is not None
+
+
 def trainer_of(figures: Collection[str]) -> str | None:
     """Return the trainer that logs figures of these names; None if they don't show it. The prefix `eval_` is ignored."""
     names = {name.removeprefix("eval_") for name in figures}
@@ -100,6 +105,11 @@ _ROWS = re.compile(r"(<td>\d+</td>)(?:\\n|\W){1,40}(?=<td>)")  # A notebook's ro
 _BARE = re.compile(r"(?<=[:\s])-?(?:nan|inf|null)\b", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
+_EVALUATION = r"(?:eval(?:uation)?|val(?:id(?:ation)?)?|test|dev)"
+EVALUATED = re.compile(
+    rf"\W*(?:\[[^\]]{{0,40}}\]\W*)?{_EVALUATION}(?:ing)?\b", re.I
+)  # begins a line about an evaluation
+_NAME = rf"(?P<name>(?:(?:{_EVALUATION}|best|min)[ -])?"
 _VALUE = r"(?P<value>[+-]?(?:\d{1,40}(?:\.\d{0,40})?(?:e[+-]?\d{1,4})?|nan|inf))(?![\w.]*[A-Za-z_(])"
 
 STYLES: tuple[tuple[str, str, str], ...] = (
@@ -111,7 +121,7 @@ STYLES: tuple[tuple[str, str, str], ...] = (
     (
         "own print, torchtune",
         r"\b(?:steps?|iter|iteration|epoch|ep|update|global_step)\b\W{0,4}\d",
-        r"(?P<name>[a-z][\w/@.-]{0,60})[\]')\"]{0,2}(?:\s{0,6}[:=]\s{0,6}|\s{1,6})[\[(]?" + _VALUE,
+        _NAME + r"[a-z][\w/@.-]{0,60})[\]')\"]{0,2}(?:\s{0,6}[:=]\s{0,6}|\s{1,6})[\[(]?" + _VALUE,
     ),
 )
 """Lines of names and numbers; the first style that a line has counts. A notebook's table has the training loss without a name."""
@@ -167,7 +177,12 @@ def steps_in(text: str) -> Iterator[LoggedStep]:
 def _by_style(line: str) -> LoggedStep | None:
     for pattern, pair in _STYLES:
         if (head := pattern.search(line)) is not None:
-            named = {found["name"].lower() or "training loss": found["value"] for found in pair.finditer(line)}
+            begins = "eval_" if EVALUATED.match(line) else ""
+            named = {
+                begins * ("loss" in name or "reward" in name) + (name or "training loss"): found["value"]
+                for found in pair.finditer(line)
+                for name in (found["name"].lower().replace(" ", "_"),)
+            }
             step = step_of({**head.groupdict(), **named})
             if step is not None and any("loss" in n or "reward" in n for n, v in named.items() if not v.isdigit()):
                 return step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -166,12 +167,15 @@ class Gpus:
 def chosen(devices: list[Device], environment: Mapping[str, str]) -> list[Device]:
     """Return the devices that CUDA would show in this environment. A name may be the beginning of an identifier. As in CUDA,
     the list ends at the first entry that names no device. Without CUDA_VISIBLE_DEVICES, SLURM_JOB_GPUS, which numbers all
-    of the node's GPUs, is used only if more are visible than it names."""
-    named = environment.get("CUDA_VISIBLE_DEVICES")
+    of the node's GPUs (`0,2-3`; empty: the job has none), is used only if more are visible than it names."""
+    named, of_job = environment.get("CUDA_VISIBLE_DEVICES"), environment.get("SLURM_JOB_GPUS")
     whole = [device for device in devices if not device.is_slice]
+    if named is None and of_job is None:
+        return whole
     if named is None:
-        job = [part.strip() for part in environment.get("SLURM_JOB_GPUS", "").split(",") if part.strip()]
-        return [device for device in whole if str(device.index) in job] if job and len(job) < len(whole) else whole
+        spans = re.findall(r"(\d+)(?:-(\d+))?", of_job or "")
+        numbers = {number for first, last in spans for number in range(int(first), int(last or first) + 1)}
+        return whole if len(numbers) >= len(whole) else [device for device in whole if device.index in numbers]
     found: list[Device] = []
     for name in map(str.strip, named.split(",")):
         if name.isdigit():

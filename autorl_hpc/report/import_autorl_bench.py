@@ -348,10 +348,10 @@ def _baseline(run: ReferenceRun) -> float | None:
 
 
 def _best_of_row(run: ReferenceRun) -> float | None:
-    """Return the row's best score if there is no scores.json. 0 in the row means none."""
-    if run.scores is not None or not number(run.row.get("submissions")):
-        return None
-    return _points_or_none(run.row.get("best_score")) or None
+    """Return the row's best score if there is no scores.json. Without a submission 0 means none; with some it may be failed evaluations,
+    and counts as it was told: a failed run must not leave its agent's mean."""
+    best = None if run.scores is not None else _points_or_none(run.row.get("best_score"))
+    return best if best or number(run.row.get("submissions")) else None
 
 
 def _gain(run: ReferenceRun, baseline: float | None, told: float | None) -> tuple[Gain | None, Excluded | None]:
@@ -363,8 +363,6 @@ def _gain(run: ReferenceRun, baseline: float | None, told: float | None) -> tupl
         return None, "incomplete"
     if told is not None:
         return Gain(difference=told - baseline, how="scores_only"), None
-    if run.scores is None and number(run.row.get("submissions")):
-        return None, "incomplete"
     return Gain(difference=0.0, how="base_kept"), None
 
 
@@ -374,6 +372,8 @@ def _notes(run: ReferenceRun, points: tuple[Point, ...], baseline: float | None)
         notes.append(ZERO_BASE)
     if baseline is None:
         notes.append("the base model's score is unknown: there is no improvement")
+    if run.scores is None and _best_of_row(run) == 0:
+        notes.append(f"{RESULTS} tells the best score 0.0: every evaluation may have failed")
     if zeros := sum(point.score == 0 for point in points):
         what = "have the score 0.0 and no error: it may be an evaluation that failed"
         notes.append(f"{zeros} of {len(points)} submissions {what}")

@@ -230,8 +230,8 @@ NO_DEVICE = frozenset({"", "-1", "none", "void", "NoDevFiles"})
 
 
 def gpus_of_job(outer: Mapping[str, str] = os.environ, devices: str = "/dev") -> int:
-    """Return the number of GPUs by the first variable that is set; without a scheduler, by the node's devices."""
-    named = next((outer[name] for name in NAMED_BY if name in outer), None)
+    """Return the number of GPUs by the first variable that is set, in a Slurm job without one 0; without a scheduler, by the node's devices."""
+    named = next((outer[name] for name in NAMED_BY if name in outer), "" if "SLURM_JOB_ID" in outer else None)
     if named is None:
         return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir(devices))
     count = 0

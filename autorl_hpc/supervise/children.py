@@ -398,6 +398,8 @@ class RecorderProcess(OwnChild):
 
     def spawn(self) -> subprocess.Popen[bytes]:
         env = {name: os.environ[name] for name in (*ALLOWED, GPUS_OF_JOB) if name in os.environ}
+        if "SLURM_JOB_ID" in os.environ:
+            env.setdefault(GPUS_OF_JOB, "")  # a node's GPUs that nobody gave to the job are not the agent's
         return start_own(self.module, env)
 
     def first_lines(self) -> list[bytes]:

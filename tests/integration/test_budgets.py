@@ -487,6 +487,8 @@ def test_a_lost_attempt_is_charged_what_its_agent_ran(tmp_path: Path) -> None:
         ({"CUDA_VISIBLE_DEVICES": "GPU-5e1,MIG-7", "SLURM_JOB_GPUS": "0"}, 2),
         ({"SLURM_JOB_GPUS": "0-3"}, 4),
         ({}, 2),
+        ({"SLURM_JOB_ID": "7"}, 0),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0"}, 1),
     ],
 )
 def test_gpus_of_a_job(tmp_path: Path, outer: dict[str, str], count: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autorl_hpc.recorder.trainings import steps_in
 from autorl_hpc.records.recorded import ObservedFact, TrainingPoint
 from autorl_hpc.report.run_story.failures import GainBounds, IterationFacts, ProcessExit, RunFacts, failure_of
 from autorl_hpc.report.run_story.logs import LogExcerpt, Trace, crashes_in
@@ -63,6 +64,12 @@ def crashed(kind: str, message: str) -> list[Trace]:
 def with_not_finite(*names: tuple[str, ...]) -> tuple[TrainingPoint, ...]:
     """A sound training with figures that are no finite numbers in its first steps."""
     return points([1.0 / n for n in range(1, 20)], not_finite=[*names, *[()] * (19 - len(names))])
+
+
+def logged_points(text: str) -> tuple[TrainingPoint, ...]:
+    """The points that the recorder makes of a log."""
+    fields = {"elapsed_s": 1.0, "at": "x", "source": "agent.log"}
+    return tuple(TrainingPoint.model_validate({**fields, **step.fields()}) for step in steps_in(text))
 
 
 def one(**more: Any) -> IterationFacts:
@@ -179,6 +186,15 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
     K.FORMAT_MISMATCH: {
         "no template": said(*trace("ValueError: tokenizer.chat_template is not set", 'train.py", line 3, in main')),
         "columns": said(*trace("KeyError: 'messages'", 'train.py", line 3, in main')),
+        **{
+            words: said(words)
+            for words in (
+                "prompt format mismatch count: 3",
+                "step 0 prompt mismatch",
+                "10 prompt mismatches",
+                "template mismatch in 0x7f",
+            )
+        },
         "the log warns": said(
             "WARNING: Mismatch between tokenized prompt and the start of tokenized prompt+completion."
         ),
@@ -207,6 +223,8 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
     K.TRAINING_COLLAPSE: {
         "loss is NaN": fit([1.0, 0.9], not_finite=[(), ("loss",)]),
         "loss is Inf in the log only": said("{'loss': 1.2}", "{'loss': inf, 'grad_norm': nan}"),
+        "in a line with a validation's": said("{'val_loss': 0.3, 'loss': nan}", "step 3 val loss: 0.2 loss: nan"),
+        "points of both": one(training=logged_points("step 3 train loss: nan, val loss: 0.3")),
         "loss explodes": fit([2.0, 1.9, 1.8, 5.0, 30.0, 80.0]),
         "KL explodes": fit([0.1] * 6, kl=[0.0, 0.1, 0.5, 4.0, 60.0, 300.0], reward=[0, 0.2, 0.4, 0.1, 0.1, 0.0]),
         "one answer to everything": one(flags=("degenerate_outputs",)),
@@ -266,6 +284,53 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
             feedback_gain=GainBounds(2.0, 0.1, 3.9), report_gain=GainBounds(1.0, -0.2, 2.2), optimism_gap=1.0
         ),
         "no gain": run(),
+        **{
+            f"no training's figure: {words}": said(words)
+            for words in (
+                *(
+                    "step 10 val loss: nan",
+                    "Validation: step 10, loss nan",
+                    "eval loss=nan",
+                    "test/loss: nan",
+                    "[eval] loss: inf",
+                ),
+                *("best loss: inf", "{'val_loss': nan}", "epoch 3: train loss 0.4, val loss nan", "dev-loss: nan"),
+            )
+        },
+        **{
+            f"points of it: {words}": one(training=logged_points(words))
+            for words in (
+                "step 10 val loss: nan",
+                "epoch 3: train loss 0.4, val loss nan",
+                "step 3 best loss: inf lr 1e-4",
+            )
+        },
+        **{
+            f"counts none: {words}": one(logs=log(*[words] * 4), samples=True)
+            for words in (
+                *(
+                    "prompt format mismatch count: 0",
+                    "format mismatches: 0",
+                    "0 prompt mismatches",
+                    "no template mismatch",
+                ),
+                *("format mismatch rate = 0.0%", "failed rollouts, generation errors: 0", "rollouts: 64, failed: 0"),
+                *(
+                    "0 completions failed",
+                    "no rollouts failed",
+                    "episodes failed 0/64",
+                    "answers that could not be parsed: 0",
+                ),
+                *(
+                    "oom_kill 0",
+                    "OOM-kills: 0",
+                    "cuda errors: 0",
+                    "no segmentation fault",
+                    "train dataset: 0 examples were dropped",
+                ),
+                *("training data has no duplicates", "training set: removed 0 rows"),
+            )
+        },
     },
     K.ROLLOUT_CONSTRUCTION: {
         "the environment throws": said(*ROLLOUT_TRACE),

@@ -37,7 +37,10 @@ DEVICES = [Device(index, name, None, is_slice=name.startswith("MIG")) for index,
         ("", None, []),
         (None, "1", ["GPU-5e1b"]),
         (None, "4,5,6", ["GPU-5e1a", "GPU-5e1b", "GPU-7777"]),
+        (None, "1-2", ["GPU-5e1b", "GPU-7777"]),
+        (None, "", []),
         ("0", "2", ["GPU-5e1a"]),
+        ("NoDevFiles", None, []),
     ],
 )
 def test_which_gpus_are_the_agents(visible: str | None, of_job: str | None, names: list[str]) -> None:

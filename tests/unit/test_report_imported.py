@@ -224,15 +224,21 @@ def test_no_submission_keeps_the_base(tmp_path: Path) -> None:
 
 
 def test_only_the_table_is_left(tmp_path: Path) -> None:
-    rows = [
-        row(Path("/gone/workspace/gsm8k/20260203T143005_openhands")),
-        row(Path("/gone/workspace/alfworld/20260203T150000_p5001_codex"), agent="codex", best_score=0, submissions=4),
+    kinds: list[dict[str, Any]] = [
+        {"best_score": 0, "submissions": 4},  # as a scores.json with four times 0.0
+        {"best_score": "", "submissions": 4},  # four failed evaluations
+        {"best_score": 9.0, "submissions": ""},
+        {"baseline": "", "best_score": 9.0},
     ]
+    rows = [row(Path(f"/gone/workspace/alfworld/20260203T15000{n}_codex{n}"), **more) for n, more in enumerate(kinds)]
+    rows.append(row(Path("/gone/workspace/gsm8k/20260203T143005_openhands")))
     results(tmp_path, rows)
-    codex, openhands = sorted(report.build([tmp_path]).runs, key=lambda run: run.agent)
-    assert openhands.report is not None and openhands.report.score == 41.2 and openhands.counted
-    assert (codex.report, codex.improvement, codex.excluded) == (None, None, "incomplete")
-    assert all(any("only its row" in note for note in run.notes) for run in (codex, openhands))
+    runs = sorted(report.build([tmp_path]).runs, key=lambda run: run.run_id)
+    told = [(run.report and run.report.score, run.improvement and run.improvement.difference) for run in runs]
+    assert told == [(0.0, -6.37), (None, 0.0), (9.0, pytest.approx(2.63)), (9.0, None), (41.2, pytest.approx(34.83))]
+    assert [run.excluded for run in runs] == [None, None, None, "incomplete", None], "a failed run stays in its mean"
+    assert all(any("only its row" in note for note in run.notes) for run in runs)
+    assert any("every evaluation may have failed" in note for note in runs[0].notes)
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:

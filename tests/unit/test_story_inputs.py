@@ -270,6 +270,10 @@ def test_gpu_hours_are_gpus_times_time_over_attempts() -> None:
     assert found.gpus == {1: 2, 2: 1} and found.gpu_model == "H100"
     assert found.gpu_hours() == pytest.approx(2 * 1.0 + 1 * 0.5)  # nobody looked in the third attempt
     assert found.gpu_hours(1800.0) == pytest.approx(1.0) and found.gpu_hours(4500.0) == pytest.approx(2.25)
+    crowd = [sample(0.0, 1, None, *[0.5] * 8), sample(5.0, 1, None, *[0.5] * 8), sample(3700.0, 2, None, 0.5)]
+    of_job = usage_of(crowd, attempts, given={1: 1, 2: 0})  # seven are a node's; of the eighth nobody knows what it did
+    assert (of_job.gpus, of_job.gpu_use, of_job.gpu_hours()) == ({1: 1, 2: 0}, None, pytest.approx(1.0))
+    assert usage_of(crowd[2:], attempts, given={2: 0}).gpu_model is None
     assert usage_of([sample(5.0)], attempts).gpu_hours() is None  # no GPU was seen: not zero
     assert UsageSeries().gpu_hours() is None and UsageSeries().idle_s(()) is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autorl_hpc.recorder.trainings import of_evaluation
 from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes.planned import Planned
@@ -64,13 +65,13 @@ def logged(training: Sequence[TrainingPoint]) -> list[Logged]:
 def _kind(point: TrainingPoint) -> tuple[Route, str] | None:
     """Return route and reason of one point; None if it trains no policy, or is only an evaluation."""
     name = point.trainer or ""
-    is_evaluation = point.more and point.loss is None and all(k.startswith("eval_") for k in point.more)
-    if name in REWARD_TRAINERS or is_evaluation:
+    figures = [*point.more, *point.not_finite]
+    if name in REWARD_TRAINERS or (figures and point.loss is None and all(map(of_evaluation, figures))):
         return None
     if name in TRAINER_CLASSES and name not in GENERIC_TRAINERS:
         return TRAINER_CLASSES[name], name
-    for route, figures in _FIGURES:
-        for figure in figures.split():
+    for route, names in _FIGURES:
+        for figure in names.split():
             if figure in point.more:
                 return (Route.PREFERENCE if route is Route.DPO and "kl" in point.more else route), f"logs `{figure}`"
     if point.reward is not None:

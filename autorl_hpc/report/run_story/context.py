@@ -228,8 +228,9 @@ class RunContext:
     @cached_property
     def usage(self) -> UsageSeries:
         """Return the usage samples, merged."""
-        samples = self.recorded.usage
-        return usage_of(samples.records, attempts_of(self.view, self.summary.elapsed_s), samples.every)
+        samples, attempts = self.recorded.usage, attempts_of(self.view, self.summary.elapsed_s)
+        given = {one.attempt: one.gpus for one in self.view.attempts if one.gpus is not None}
+        return usage_of(samples.records, attempts, samples.every, given)
 
     @cached_property
     def counted(self) -> DriverTotals | None:

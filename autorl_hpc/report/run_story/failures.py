@@ -15,6 +15,7 @@ from functools import cached_property
 from statistics import fmean, median_high
 from typing import NamedTuple
 
+from autorl_hpc.recorder.trainings import EVALUATED, of_evaluation
 from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.run_story.logs import PREFIX, LogExcerpt, LogLine, Trace, lines_of, tracebacks
@@ -214,7 +215,7 @@ _RAISED = re.compile(rf"^{PREFIX}[\w.]{{0,80}}(?:Error|Exception): ")
 _ROLLOUT_WORDS = re.compile(
     r"(?:rollout|episode|tool call|generation|completion|answer|environment (?:step|reset|worker)|env (?:step|reset|worker))s?\b.{0,60}\b(?:fail|error|crash|timed? ?out|empty|could not|unable)"
     r"|(?:fail|could not|unable)\w*\b.{0,40}\b(?:parse|extract|roll ?out|step the env|reset the env|generat)"
-    r"|(?:no|0|zero)\s+(?:valid\s+)?(?:completions|rollouts|answers|responses|episodes)\b"
+    r"|(?:no|0|zero)\s+(?:valid\s+)?(?:completions|rollouts|answers|responses|episodes)\b(?! (?:were )?(?:fail|crash|empty|timed|dropp|skipp|truncat))"
     r"|(?:all|every)\s+(?:completions|rollouts|rewards|responses)\b.{0,30}\b(?:empty|identical|zero|same)",
     re.I,
 )
@@ -224,7 +225,8 @@ _PROSE = re.compile(
 """Words of an agent thinking aloud, about what may fail. Programs don't log such words."""
 _OF_CODE = re.compile(r"\b(?:assert|raise|return|print\(|isnan|isfinite|isinf|def|elif)\b|^\s*#|print\(|\bf['\"]")
 _DATA_WORDS = re.compile(
-    r"(?:dataset|train(?:ing)? (?:set|data|examples))\b.{0,40}\b(?:is empty|has no|0 (?:rows|examples|samples))"
+    r"(?:dataset|train(?:ing)? (?:set|data|examples))\b(?:(?!drop|remov|skip|truncat).){0,40}\b"
+    r"(?:is empty|(?:has no|0) (?:rows|examples|samples)\b(?! (?:were )?(?:drop|remov|skip|truncat|too )))"
     r"|num_samples should be a positive integer value, but got num_samples=0"
     r"|num examples = 0\b",
     re.I,
@@ -273,9 +275,20 @@ _NAN = re.compile(
     r"\b(?:loss|grad_norm|kl)['\"]?\s{0,3}[:=]\s{0,3}['\"]?(?:tensor\()?[-+]?(?:nan|inf(?:inity)?)\b", re.I
 )
 _TRAINER = re.compile(r"python|torchrun|accelerate|deepspeed|trl|llamafactory|axolotl|\.sh\b")
+_NOT_OF_TRAINING = re.compile(
+    r"(?<![a-z])(?:eval\w*|val|valid|validation|test|dev|best|min|lowest)[\s_/:-]{1,3}$", re.I
+)
 _TRAINED = frozenset({"loss", "reward", "rewards", "kl", "approxkl"})
-_BESIDE = frozenset({"eval", "val", "valid", "validation", "test", "std", "margins", "accuracies"})
-"""Parts of metric names that may be NaN in sound training: an empty evaluation, the spread of one sample."""
+_BESIDE = frozenset({"std", "margins", "accuracies", "best", "min"})
+"""Parts of metric names that may be NaN in sound training, like an evaluation's: the spread of one sample, the best one so far."""
+_NO = re.compile(r"\b(?:no|zero|without(?: any)?|never)\s+(?:[\w-]+\s+){0,2}$", re.I)
+_ZERO = re.compile(r"(?<![\w.])0(?:\.0+)?%?\s+(?:[\w-]+\s+){0,2}$")
+_PLURAL = re.compile(r"(?:[\w-]+\s+){0,2}[\w-]*s\b", re.I)
+_COUNTS_ZERO = re.compile(
+    r"\w*(?: (?:be )?[a-z]+)?(?:[ _-](?:count|rate|number|ratio|share|total|event|error|failure|kill)s?)*['\")]{0,2}\s{0,3}[:=]?\s{0,3}0(?:\.0*)?(?![\w.])",
+    re.I,
+)
+"""Words around a complaint that say that there is none: `no format mismatch`, `0 rollouts failed`, `mismatch count: 0`."""
 
 
 def copied_weights(facts: Facts) -> Evidence:
@@ -308,12 +321,17 @@ def training_collapse(facts: Facts) -> Evidence:
     found: Evidence = ()
     for own in _last_trainings(facts.training):
         found += _not_finite(own) + _exploded(own)
-    told = [one for one in facts.lines if one.is_log and _NAN.search(one.text) and not _OF_CODE.search(one.text)]
+    told = [one for one in facts.lines if one.is_log and _has_nan(one.text) and not _OF_CODE.search(one.text)]
     if len(told) > 1 or not any(point.loss is not None for point in facts.training):
         found += _logged(told[:1])
     if "degenerate_outputs" in facts.flags:
         found += _line("ledger: fingerprint", "degenerate_outputs: most answers are one and the same text")
     return found
+
+
+def _has_nan(text: str) -> bool:
+    found = (match.start() for match in _NAN.finditer(text))
+    return EVALUATED.match(text) is None and any(not _NOT_OF_TRAINING.search(text[:at]) for at in found)
 
 
 def _last_trainings(training: Sequence[TrainingPoint]) -> Iterable[list[TrainingPoint]]:
@@ -341,7 +359,10 @@ def _not_finite(own: Sequence[TrainingPoint]) -> Evidence:
     parts = {name: set(re.split(r"[^a-z]+", name.lower())) for point in own for name in point.not_finite}
     gradients = {name for name, words in parts.items() if words >= {"grad", "norm"}}
     counted = gradients | {name for name, words in parts.items() if words & _TRAINED}
-    bad = [[name for name in point.not_finite if name in counted and not parts[name] & _BESIDE] for point in own]
+    bad = [
+        [name for name in point.not_finite if name in counted and not (parts[name] & _BESIDE or of_evaluation(name))]
+        for point in own
+    ]
     hard = [not gradients.issuperset(names) for names in bad]
     at = next((n for n in range(len(own) - 1) if hard[n] and hard[n + 1]), None)
     if at is None and (hard[-1] or all(bad[-2:])):
@@ -369,7 +390,7 @@ def rollout_construction(facts: Facts) -> Evidence:
     rewarded = any(p.reward is not None or any("reward" in name for name in p.more) for p in facts.training)
     samples = rewarded or facts.samples
     traces = [trace.error for trace in facts.traces if trace.in_rollout] if samples is not False else []
-    told = _logged(one for one in facts.lines if samples and _ROLLOUT_WORDS.search(one.text) and _is_said(one))
+    told = _told(facts, _ROLLOUT_WORDS, raised=False) if samples else ()
     empty, constant = _empty(facts.training), _constant_reward(facts.training)
     if traces:
         return _logged(traces) + empty
@@ -434,9 +455,18 @@ def engine_crash(facts: Facts) -> Evidence:
     return tuple(line for line in _broke(facts, FailureKind.ENGINE_CRASH) if not memory.search(line.says))
 
 
-def _told(facts: Facts, words: re.Pattern[str]) -> Evidence:
-    """Return lines that a program raised or logged with one of these words."""
-    return _logged(one for one in facts.lines if words.search(one.text) and (_RAISED.match(one.text) or _is_said(one)))
+def _told(facts: Facts, words: re.Pattern[str], *, raised: bool = True) -> Evidence:
+    """Return lines that a program raised or logged with one of these words, but for those that count none."""
+    told = (one for one in facts.lines if _complains(words, one.text))
+    return _logged(one for one in told if (raised and _RAISED.match(one.text)) or _is_said(one))
+
+
+def _complains(words: re.Pattern[str], text: str) -> bool:
+    return any(
+        not (_NO.search(text[: found.start()]) or _COUNTS_ZERO.match(text, found.end()))
+        and not (_ZERO.search(text[: found.start()]) and _PLURAL.match(text, found.start()))
+        for found in words.finditer(text)
+    )
 
 
 def _broke(facts: Facts, kind: FailureKind) -> Evidence:

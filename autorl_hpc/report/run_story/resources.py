@@ -5,6 +5,7 @@ From the recorder's samples, the gateway's counts and the ledger.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -69,8 +70,11 @@ class UsageSeries:
         return None if self.still is None else seconds_of(without(self.still, driver))
 
 
-def usage_of(samples: Sequence[UsageLine], attempts: Mapping[int, Span], every: int = 1) -> UsageSeries:
-    """Merge the samples of a run, of which only one in `every` is present for a long run."""
+def usage_of(
+    samples: Sequence[UsageLine], attempts: Mapping[int, Span], every: int = 1, given: Mapping[int, int] | None = None
+) -> UsageSeries:
+    """Merge the samples of a run, of which only one in `every` is present for a long run. `given`: GPUs of each attempt's job by the
+    ledger; where more were seen, they are a node's, and what the job's did is unknown."""
     gpus: dict[int, int] = {}
     cpu_s: dict[int, float] = {}
     last: dict[int, UsageLine] = {}
@@ -82,15 +86,16 @@ def usage_of(samples: Sequence[UsageLine], attempts: Mapping[int, Span], every: 
         number, now_s, cpu = sample.attempt, sample.elapsed_s, sample.cpu_s
         if cpu is not None and cpu > MOST_CORES * (now_s + LONGEST_GAP_S):
             cpu = None
+        seen, most = sample.gpus or (), (given or {}).get(number, math.inf)
         if sample.gpus is not None:
-            gpus[number] = max(gpus.get(number, 0), len(sample.gpus))
-            models |= {gpu.name for gpu in sample.gpus}
+            gpus[number] = max(gpus.get(number, 0), int(min(len(seen), most)))
+            models |= {gpu.name for gpu in seen if most}
         if cpu:
             cpu_s[number] = max(cpu_s.get(number, 0.0), cpu)
         before, last[number] = last.get(number), sample
         if before is None or not 0 < (seconds := now_s - before.elapsed_s) <= LONGEST_GAP_S * every:
             continue
-        shares = [gpu.used_share for gpu in sample.gpus or () if gpu.used_share is not None]
+        shares = [gpu.used_share for gpu in seen if gpu.used_share is not None and len(seen) <= most]
         if shares:
             used += seconds * sum(shares) / len(shares)
             gpu_s += seconds
