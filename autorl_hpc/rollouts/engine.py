@@ -25,6 +25,27 @@ class Answer(NamedTuple):
     truncated: bool  # ended by the token limit, not by an end token or a stop string
 
 
+class LogLikelihood(NamedTuple):
+    """How likely a continuation is after its context."""
+
+    logprob: float  # sum over the continuation's tokens, natural logarithm
+    is_greedy: bool  # each of its tokens is the most likely one
+
+
+Pair = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a context and of its continuation."""
+
+
+def fitted(pairs: Sequence[Pair], window: int) -> list[Pair]:
+    """Return the pairs, contexts cut at their beginning so that both together fit a window of so many tokens.
+
+    Raises ValueError: a continuation that leaves no room for a token of context, an empty one, or an empty context.
+    """
+    if any(not context or not 0 < len(continuation) < window for context, continuation in pairs):
+        raise ValueError(f"each pair needs a context, and a continuation of 1 to {window - 1} tokens")
+    return [(context[-(window - len(continuation)) :], continuation) for context, continuation in pairs]
+
+
 @dataclass(frozen=True)
 class Loaded:
     """Times of loading weights, in seconds."""
@@ -64,6 +85,14 @@ class ServingEngine(Protocol):
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
         """Return one answer per prompt, in order."""
+
+    @property
+    def context_tokens(self) -> int:
+        """The window: tokens of a context and its continuation that `loglikelihood` takes together."""
+
+    def loglikelihood(self, pairs: Sequence[Pair]) -> list[LogLikelihood]:
+        """Return the log-likelihood of each continuation after its context, in order. See `fitted` for contexts that are too long,
+        and for errors."""
 
     def close(self) -> None:
         """Free the memory."""

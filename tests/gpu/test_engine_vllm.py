@@ -213,6 +213,11 @@ def test_swapping_there_and_back(asked: Asked, world: tuple[Path, dict[str, Chec
             print(f"{turn}, {sampling.stop}: {same} of {len(given)} answers are those of transformers")
             enough = 0.8 if ON_CPU else 0.3 if turn == "a" else 0.0
             assert same >= len(given) * enough, list(zip(ours, others, strict=True))[:3]
+        pairs = [(prompt, engine.encode(f" {number} and so on")) for number, prompt in enumerate(given)]
+        ours, others = (e.loglikelihood(pairs) for e in (engine, reference))
+        far = max(abs(one.logprob - two.logprob) for one, two in zip(ours, others, strict=True))
+        print(f"{turn}: log-likelihoods differ by at most {far:.4f} from transformers'; the first is {ours[0]}")
+        assert far < (0.01 if ON_CPU else 1.5)
     reference.close()
 
 

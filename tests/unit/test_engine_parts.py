@@ -18,7 +18,7 @@ from weights import noisy_tiny, read_safetensors, write_safetensors
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.grading.engines import vllm, weights_cache, worker_process
-from autorl_hpc.grading.engines.transformers import BaseTokenizer, dated
+from autorl_hpc.grading.engines.transformers import BaseTokenizer, TransformersEngine, dated
 from autorl_hpc.grading.engines.weights_cache import read_checkpoint
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import WeightsChanged
@@ -236,3 +236,32 @@ def test_answers_are_cut_at_the_first_end() -> None:
     stopped = words.answer(tokens, FEW.model_copy(update={"stop": ("three", "two")}))
     assert (stopped.text, stopped.truncated) == ("one ", False)
     assert words.answer([], FEW) == ("", 0, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps_logits", [True, False])
+def test_log_likelihoods_are_what_plain_transformers_computes(keeps_logits: bool) -> None:
+    """Batches, padding and contexts that are too long change nothing."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    engine = TransformersEngine(TINY, dtype="float32", device="cpu", threads=1, batch_tokens=600, cache_gib=0.1)
+    engine.load(TINY, folder_content_hash(TINY))
+    engine._keeps_logits &= keeps_logits
+    plain = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    window = engine.context_tokens
+    assert window == plain.config.max_position_embeddings
+    draw = np.random.default_rng(0)
+    sizes = [(1, 1), (3, 5), (40, 2), (7, 90), (window, 2), (window - 1, 1), (1, window - 1), *[(12, 3)] * 30]
+    pairs = [tuple(draw.integers(5, len(engine._words.tokenizer), n).tolist() for n in size) for size in sizes]
+    ask = engine.encode("12+3=")
+    answer = plain.generate(torch.tensor([ask]), max_new_tokens=3, do_sample=False)[0, len(ask) :].tolist()
+    found = engine.loglikelihood([*pairs, (ask, answer)])
+    assert found[-1].is_greedy and not any(score.is_greedy for score in found[1:7])
+    for (context, continuation), score in zip(pairs, found, strict=False):
+        ids = torch.tensor([[*context, *continuation][-window:]])
+        with torch.no_grad():
+            chances = plain(ids).logits[0].log_softmax(-1)[-len(continuation) - 1 : -1]
+        wanted = chances[range(len(continuation)), continuation]
+        assert score.logprob == pytest.approx(wanted.sum().item(), rel=1e-5, abs=1e-4)
+        assert score.is_greedy == (chances.argmax(-1).tolist() == continuation)

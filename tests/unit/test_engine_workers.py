@@ -104,6 +104,12 @@ def test_answers_come_in_order_from_all_gpus_as_text_like_any_engines(
     assert engine.generate([], FEW, 0) == []
     full, one = engine.generate([[5] * 64, [5] * 63], FEW, 0)
     assert full == Answer("", 0, True) and one.tokens == 1 and one.truncated
+    pairs = [([9], [5]), ([9, 8], [5, 7, 5]), ([5] * 70, [6, 5]), ([5] * 3, [10] * 60)]
+    assert engine.loglikelihood(pairs * 20) == [*[(-0.5, True), (-1.875, False), (-1.25, False), (-75.0, False)] * 20]
+    assert engine.loglikelihood([]) == []
+    for wrong in (([], [5]), ([5], []), ([5], [5] * 63)):
+        with pytest.raises(ValueError, match="1 to 62"):
+            engine.loglikelihood([wrong])
 
 
 def test_several_workers_share_a_gpu_and_each_conversation_has_one(

@@ -6,6 +6,7 @@ Config, tokenizer and template are the base model's; only weights are swapped, t
 from __future__ import annotations
 
 import datetime
+import inspect
 import os
 import platform
 import re
@@ -18,8 +19,11 @@ from autorl_hpc.files.checkpoint import HEAD_NAME, own_tensors
 from autorl_hpc.grading.engines.weights_cache import WeightsCache, default_bytes
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.task import USUAL_DATE, Sampling
-from autorl_hpc.rollouts.engine import Answer, EngineFailed, Loaded
+from autorl_hpc.rollouts.engine import Answer, EngineFailed, Loaded, LogLikelihood, Pair, fitted
 from autorl_hpc.rollouts.episodes import Encoder, beginning
+
+SCORED_TOKENS = 8192
+"""Tokens of a batch whose continuations are scored: at most so many rows of logits in float32, one a token, are held at a time."""
 
 
 def cpu_name() -> str:
@@ -152,6 +156,7 @@ class TransformersEngine:
             words.config, dtype=getattr(torch, dtype), trust_remote_code=False
         )
         self._model.to(device).eval()
+        self.context_tokens = int(getattr(words.config.get_text_config(), "max_position_embeddings", None) or 2**31)
         self._targets: dict[str, Any] = dict(self._model.state_dict(keep_vars=True).items())
         _, self._left_out = own_tensors(base)
         self._tied = self._tied_names()
@@ -161,6 +166,7 @@ class TransformersEngine:
                 f"transformers {said} {HEAD_NAME} to the embedding of {base.name}, and the suite understands its config and files "
                 "otherwise: write `tie_word_embeddings` into config.json and stage it again"
             )
+        self._keeps_logits = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         # Finished rows are filled with it. Answers are cut at the first end token, so padding is not counted.
         self._pad = words.ends[0]
         self._model.generation_config = GenerationConfig(eos_token_id=words.ends, pad_token_id=self._pad)
@@ -201,10 +207,20 @@ class TransformersEngine:
         torch.manual_seed(seed)
         answers: list[Answer | None] = [None] * len(prompts)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        for batch in self._batches(order, prompts, sampling.max_new_tokens):
+        for batch in self._batches(order, prompts, sampling.max_new_tokens, self._batch_tokens):
             for index, answer in zip(batch, self._generate_batch([prompts[i] for i in batch], sampling), strict=True):
                 answers[index] = answer
         return [answer for answer in answers if answer is not None]
+
+    def loglikelihood(self, pairs: Sequence[Pair]) -> list[LogLikelihood]:
+        pairs = fitted(pairs, self.context_tokens)
+        rows = [[*context, *continuation] for context, continuation in pairs]
+        found: dict[int, LogLikelihood] = {}
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        for batch in self._batches(order, rows, 0, min(SCORED_TOKENS, self._batch_tokens)):
+            scored = self._score_batch([rows[i] for i in batch], [len(pairs[i][0]) for i in batch])
+            found.update(zip(batch, scored, strict=True))
+        return [found[i] for i in range(len(rows))]
 
     def close(self) -> None:
         self._cache.close()
@@ -213,10 +229,41 @@ class TransformersEngine:
         if self._device == "cuda":
             self._torch.cuda.empty_cache()
 
-    def _batches(self, order: list[int], prompts: Sequence[Sequence[int]], new_tokens: int) -> Iterator[list[int]]:
+    def _score_batch(self, rows: list[list[int]], begins: list[int]) -> list[LogLikelihood]:
+        """Return the log-likelihood of each row from its token `begin` on. A causal model's logits of a token don't depend on the
+        padding after it, and its position needs no telling."""
+        torch, first = self._torch, min(begins) - 1
+        ids, mask = self._padded(rows, left=False)
+        kept = {"logits_to_keep": ids.shape[1] - first} if self._keeps_logits else {}
+        scored = []
+        with torch.inference_mode():
+            logits = self._model(input_ids=ids, attention_mask=mask, use_cache=False, **kept).logits
+            logits = logits if kept else logits[:, first:]
+            for row, tokens, begin in zip(logits, rows, begins, strict=True):
+                chances = row[begin - 1 - first : len(tokens) - 1 - first].float().log_softmax(-1)
+                wanted = torch.tensor(tokens[begin:], device=chances.device)[:, None]
+                own = chances.gather(1, wanted)
+                scored.append(LogLikelihood(own.sum().item(), bool((own[:, 0] == chances.amax(-1)).all())))
+        return scored
+
+    def _padded(self, rows: Sequence[Sequence[int]], left: bool) -> tuple[Any, Any]:
+        """Return token ids and attention mask of a batch on the device, padded to one length at the left or the right."""
+        torch, width = self._torch, max(map(len, rows))
+        ids = torch.full((len(rows), width), self._pad, dtype=torch.long)
+        mask = torch.zeros((len(rows), width), dtype=torch.long)
+        for number, row in enumerate(rows):
+            span = slice(width - len(row), width) if left else slice(len(row))
+            ids[number, span] = torch.tensor(list(row), dtype=torch.long)
+            mask[number, span] = 1
+        return ids.to(self._device), mask.to(self._device)
+
+    @staticmethod
+    def _batches(
+        order: list[int], prompts: Sequence[Sequence[int]], new_tokens: int, limit: int
+    ) -> Iterator[list[int]]:
         batch: list[int] = []
         for index in order:  # lengths rise, so the newest decides the padded size
-            if batch and (len(batch) + 1) * (len(prompts[index]) + new_tokens) > self._batch_tokens:
+            if batch and (len(batch) + 1) * (len(prompts[index]) + new_tokens) > limit:
                 yield batch
                 batch = []
             batch.append(index)
@@ -224,21 +271,15 @@ class TransformersEngine:
             yield batch
 
     def _generate_batch(self, prompts: list[Sequence[int]], sampling: Sampling) -> list[Answer]:
-        torch = self._torch
-        width = max(len(prompt) for prompt in prompts)
-        ids = torch.full((len(prompts), width), self._pad, dtype=torch.long)
-        mask = torch.zeros((len(prompts), width), dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(list(prompt), dtype=torch.long)
-            mask[row, width - len(prompt) :] = 1
+        ids, mask = self._padded(prompts, left=True)
         options: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens, "do_sample": sampling.temperature > 0}
         if sampling.temperature > 0:
             options.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=0)
         if sampling.stop:
             options.update(stop_strings=list(sampling.stop), tokenizer=self._words.tokenizer)
-        with torch.inference_mode():
-            out = self._model.generate(input_ids=ids.to(self._device), attention_mask=mask.to(self._device), **options)
-        return [self._words.answer(row.tolist(), sampling) for row in out[:, width:].cpu()]
+        with self._torch.inference_mode():
+            out = self._model.generate(input_ids=ids, attention_mask=mask, **options)
+        return [self._words.answer(row.tolist(), sampling) for row in out[:, ids.shape[1] :].cpu()]
 
     def _tied_names(self) -> set[str]:
         """Return names of tensors that share another tensor's storage (a tied head) or that no file holds (buffers)."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.checkpoint import own_tensors
@@ -29,7 +30,17 @@ from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.task import USUAL_DATE, Sampling
 from autorl_hpc.rollouts.cores import usable_cores
-from autorl_hpc.rollouts.engine import CONVERSATION, Answer, EngineFailed, Loaded, Stream, WeightsChanged
+from autorl_hpc.rollouts.engine import (
+    CONVERSATION,
+    Answer,
+    EngineFailed,
+    Loaded,
+    LogLikelihood,
+    Pair,
+    Stream,
+    WeightsChanged,
+    fitted,
+)
 from autorl_hpc.states import Fault
 
 # --- visible GPUs
@@ -167,6 +178,7 @@ class VllmEngine:
             self.close()
             raise
         self.identity = self._introduced()
+        self.context_tokens = min(part.ready.head["context"] for part in self.parts if part.ready is not None) - 1
 
     def _start_some(self) -> None:
         """Start as many workers as configured. With `auto`, as many as suit the GPU, or one if these don't start; one on slices, whose
@@ -258,13 +270,26 @@ class VllmEngine:
         return Loaded(load_s=max(0.0, waited_s - swap_s), swap_s=swap_s)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
+        answers = self._collect(prompts, sampling, seed)
+        return [answer for answer in answers if isinstance(answer, Answer)]
+
+    def loglikelihood(self, pairs: Sequence[Pair]) -> list[LogLikelihood]:
+        pairs = fitted(pairs, self.context_tokens)
+        rows = [[*context, *continuation] for context, continuation in pairs]
+        scores = self._collect(rows, Sampling(max_new_tokens=1), 0, [len(continuation) for _, continuation in pairs])
+        return [score for score in scores if isinstance(score, LogLikelihood)]
+
+    def _collect(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, scored: Sequence[int] = ()
+    ) -> list[Answer | LogLikelihood]:
+        """Return what the workers answer to each prompt, or, with `scored`, how likely so many of its last tokens are."""
         if not prompts:
             return []
-        found: queue.SimpleQueue[tuple[int, Answer | Exception]] = queue.SimpleQueue()
-        stream = self.stream(sampling, seed, lambda key, answer: found.put((key, answer)))
-        answers: dict[int, Answer] = {}
+        found: queue.SimpleQueue[tuple[int, Answer | LogLikelihood | Exception]] = queue.SimpleQueue()
+        stream = self._open(sampling, seed, lambda key, answer: found.put((key, answer)))
+        answers: dict[int, Answer | LogLikelihood] = {}
         try:
-            stream.ask([(number * CONVERSATION, prompt) for number, prompt in enumerate(prompts)])
+            stream.ask([(number * CONVERSATION, prompt) for number, prompt in enumerate(prompts)], scored)
             while len(answers) < len(prompts):
                 key, answer = found.get()
                 if isinstance(answer, Exception):
@@ -275,6 +300,9 @@ class VllmEngine:
         return [answers[number] for number in range(len(prompts))]
 
     def stream(self, sampling: Sampling, seed: int, deliver: Callable[[int, Answer | Exception], None]) -> Stream:
+        return self._open(sampling, seed, deliver)
+
+    def _open(self, sampling: Sampling, seed: int, deliver: Callable[[int, Any], None]) -> _VllmStream:
         with self.lock:
             if self.open_stream is not None:
                 raise EngineFailed("a stream is open already")
@@ -344,10 +372,11 @@ class VllmEngine:
             stream = self.open_stream
             if "answers" not in head or stream is None or stream.number != head["answers"]:
                 return
-            found = list(zip(map(int, head["keys"]), framing.unpack_tokens(head["lengths"], frame.block), strict=True))
+            values = head.get("scores") or framing.unpack_tokens(head["lengths"], frame.block)
+            found = list(zip(map(int, head["keys"]), values, strict=True))
             for key, _ in found:
                 stream.routes.done(number, key)
-        stream.hand_over(found)
+        stream.hand_over(found, "scores" in head)
 
     def _fail(self, error: EngineFailed) -> None:
         """Give up the whole engine. Runs in the thread of the replica that ended."""
@@ -368,7 +397,7 @@ class _VllmStream:
         number: int,
         sampling: Sampling,
         seed: int,
-        deliver: Callable[[int, Answer | Exception], None],
+        deliver: Callable[[int, Any], None],
         workers: int,
     ) -> None:
         self.number = number
@@ -377,8 +406,8 @@ class _VllmStream:
         self._delivering = threading.RLock()  # a consumer may close the stream while it receives an answer
         self._open = True
 
-    def ask(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Spread prompts over the workers."""
+    def ask(self, prompts: Sequence[tuple[int, Sequence[int]]], scored: Sequence[int] = ()) -> None:
+        """Spread prompts over the workers; `scored`: how many of each prompt's last tokens are scored, instead of an answer."""
         if not prompts:
             return
         engine = self._engine
@@ -386,14 +415,15 @@ class _VllmStream:
             engine.raise_failure()
             if engine.open_stream is not self:
                 raise EngineFailed("the stream is closed")
-            given: list[list[tuple[int, Sequence[int]]]] = [[] for _ in engine.parts]
-            for key, prompt in prompts:
-                given[self.routes.give(key, len(prompt))].append((key, prompt))
+            given: list[list[tuple[int, Sequence[int], int]]] = [[] for _ in engine.parts]
+            for (key, prompt), count in zip(prompts, scored or [0] * len(prompts), strict=True):
+                given[self.routes.give(key, len(prompt))].append((key, prompt, count))
         head = {"op": "ask", "stream": self.number, "seed": self._seed, "sampling": self._sampling.model_dump()}
         for part, rows in zip(engine.parts, given, strict=True):
             if rows:
-                lengths, block = framing.pack_tokens(prompt for _, prompt in rows)
-                part.replica.send({**head, "keys": [key for key, _ in rows], "lengths": lengths}, block)
+                keys, asked, counts = zip(*rows, strict=True)
+                lengths, block = framing.pack_tokens(asked)
+                part.replica.send({**head, "keys": keys, "lengths": lengths, "scored": counts}, block)
 
     def close(self) -> None:
         engine = self._engine
@@ -407,10 +437,10 @@ class _VllmStream:
         with self._delivering:
             self._open = False
 
-    def hand_over(self, found: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Deliver answers."""
-        for key, tokens in found:
-            answer = self._engine.tokenizer.answer(tokens, self._sampling)
+    def hand_over(self, found: Sequence[tuple[int, Sequence[Any]]], scores: bool) -> None:
+        """Deliver answers, or scores."""
+        for key, value in found:
+            answer = LogLikelihood(*value) if scores else self._engine.tokenizer.answer(value, self._sampling)
             with self._delivering:
                 if self._open:
                     self._deliver(key, answer)

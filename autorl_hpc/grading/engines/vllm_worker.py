@@ -54,6 +54,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._pending: deque[tuple[str, list[int], Any]] = deque()
         self._open: dict[str, tuple[int, int]] = {}  # by request: stream and key
+        self._scored: dict[str, int] = {}  # by request: how many of its last tokens are scored
         self._engine: Any = None
         self._context = 0
         self._ends: list[int] = []
@@ -206,23 +207,26 @@ class Worker:
             if "swap_s" not in told:
                 raise Broken(f"its weights can't be read again after it slept: {told}")
         stream, sampling, too_long = head["stream"], head["sampling"], []
-        for key, prompt in zip(head["keys"], framing.unpack_tokens(head["lengths"], block), strict=True):
+        prompts = framing.unpack_tokens(head["lengths"], block)
+        for key, prompt, scored in zip(head["keys"], prompts, head["scored"], strict=True):
             if len(prompt) >= self._context:
                 too_long.append(key)
                 continue
-            params = self._params(sampling, seed_of(head["seed"], key), self._context - len(prompt))
+            params = self._params(sampling, seed_of(head["seed"], key), self._context - len(prompt), scored > 0)
             self._pending.append((f"{stream}.{key}", prompt, params))
+            if scored:
+                self._scored[f"{stream}.{key}"] = scored
         if too_long:
             self._send({"answers": stream, "keys": too_long, "lengths": [0] * len(too_long)})
 
-    def _params(self, sampling: dict[str, Any], seed: int, room: int) -> Any:
+    def _params(self, sampling: dict[str, Any], seed: int, room: int, scored: bool) -> Any:
         """Return the recipe's sampling parameters and nothing else. Greedy prompts share one object's inner ones: vLLM copies only
         the outermost, and adds the same to the inner ones for all prompts."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         limit, is_greedy = min(sampling["max_new_tokens"], room), sampling["temperature"] <= 0
-        known = (repr(sampling), limit)
+        known = (f"{sampling} {scored}", limit)
         if is_greedy and known in self._greedy:
             return self._greedy[known]
         made = SamplingParams(
@@ -242,6 +246,7 @@ class Worker:
             ignore_eos=False,
             detokenize=bool(sampling["stop"]),
             skip_special_tokens=True,
+            prompt_logprobs=1 if scored else None,  # the most likely token, and always the prompt's own
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
@@ -257,6 +262,9 @@ class Worker:
             self._engine.abort_request(given_up)
         for name in given_up:
             del self._open[name]
+        self._scored = {
+            name: count for name, count in self._scored.items() if stream is not None and _stream_of(name) != stream
+        }
         if not self._open:  # a step may still run on the device
             core = getattr(self._engine.engine_core, "engine_core", None)
             for _ in range(SETTLE_STEPS):
@@ -271,9 +279,12 @@ class Worker:
             self._engine.add_request(name, tokens_input(prompt), params)
             self._open[name] = (_stream_of(name), int(name.partition(".")[2]))
         answers: dict[int, list[tuple[int, list[int]]]] = {}
+        scores: dict[int, list[tuple[int, tuple[float, bool]]]] = {}
         for output in self._engine.step():
             asked = self._open.pop(output.request_id, None) if output.finished else None
-            if asked is not None:
+            if asked is not None and (scored := self._scored.pop(output.request_id, 0)):
+                scores.setdefault(asked[0], []).append((asked[1], _likelihood(output, scored)))
+            elif asked is not None:
                 tokens = list(output.outputs[0].token_ids)
                 ending = output.outputs[0]
                 if ending.finish_reason == END_REASON and not isinstance(ending.stop_reason, str):
@@ -286,6 +297,8 @@ class Worker:
         for stream, found in answers.items():
             lengths, block = framing.pack_tokens(tokens for _, tokens in found)
             self._send({"answers": stream, "keys": [key for key, _ in found], "lengths": lengths}, block)
+        for stream, rated in scores.items():
+            self._send({"answers": stream, "keys": [key for key, _ in rated], "scores": [score for _, score in rated]})
         if self._open and not self._engine.has_unfinished_requests():  # otherwise the daemon would wait for ever
             raise Broken(f"vLLM has nothing left to do, and {len(self._open)} prompts are not answered")
 
@@ -310,6 +323,13 @@ def _on_gpu(told: dict[str, Any]) -> dict[str, Any]:
         arguments |= {"kv_cache_memory_bytes": room}
         arguments |= {"max_num_seqs": framing.SEQUENCES, "max_num_batched_tokens": framing.STEP_TOKENS}
     return arguments
+
+
+def _likelihood(output: Any, scored: int) -> tuple[float, bool]:
+    """Return the sum of the log-probabilities of a prompt's last `scored` tokens, and whether each is the most likely one."""
+    places = zip(output.prompt_token_ids[-scored:], output.prompt_logprobs[-scored:], strict=True)
+    found = [(place[token].logprob, max(entry.logprob for entry in place.values())) for token, place in places]
+    return sum(own for own, _ in found), all(own >= best for own, best in found)
 
 
 def _stream_of(request: str) -> int:

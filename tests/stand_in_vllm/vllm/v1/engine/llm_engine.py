@@ -95,6 +95,14 @@ class LLMEngine:
             )
             if reason is not None:
                 output = SimpleNamespace(token_ids=said, finish_reason=reason, stop_reason=None)
-                ended.append(SimpleNamespace(request_id=name, finished=True, outputs=[output]))
+                rated = {"prompt_token_ids": wanted[::-1], "prompt_logprobs": None}
+                if params.prompt_logprobs is not None:
+                    rated["prompt_logprobs"] = [None, *map(self._rated, wanted[-2::-1])]
+                ended.append(SimpleNamespace(request_id=name, finished=True, outputs=[output], **rated))
                 del self.requests[name]
         return ended
+
+    @staticmethod
+    def _rated(token: int) -> dict[int, Any]:
+        """Token 5 is the most likely one everywhere, at -0.5; any other's logarithm is itself over -8."""
+        return {5: SimpleNamespace(logprob=-0.5), token: SimpleNamespace(logprob=-0.5 if token == 5 else -token / 8)}
