@@ -145,14 +145,15 @@ class GatewayProcess:
         told = {"Content-Type": "application/json"} if data is not None else {}
         if token is not None:
             told["Authorization"] = f"Bearer {token}"
-        with self._lock:
-            self.posts += method == "POST"
         try:
             connection.request(method, path, data, {**told, **(headers or {})})
             answer = connection.getresponse()
-            return Answered(answer.status, dict(answer.headers), answer.read())
+            answered = Answered(answer.status, dict(answer.headers), answer.read())
         finally:
             connection.close()
+        with self._lock:
+            self.posts += method == "POST" and answered.refused != "token"
+        return answered
 
     def raw(self, data: bytes, answers: int = 1) -> bytes:
         """Bytes as they are, on a connection of their own; what comes back until it is closed, or until the end of so many answers, and

@@ -33,7 +33,8 @@ ScriptPath = Annotated[
 """A path below the agent's folder; no part begins with a dot."""
 
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
-Words = Annotated[str, StringConstraints(max_length=1000)]
+Words = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$")]
+"""Terminals show them, and must not be steered by them."""
 
 
 def _text(value: Any) -> Any:
@@ -62,7 +63,7 @@ class AgentFile(Record):
     """agent.yaml."""
 
     name: Name
-    description: str
+    description: Words
     start: ScriptPath = "start.sh"
     resume: ScriptName = Field(
         RESTART,
@@ -70,7 +71,7 @@ class AgentFile(Record):
         "beside it.",
     )
     include: tuple[Name, ...] = ()
-    needs: tuple[str, ...] = ()
+    needs: tuple[Words, ...] = ()
     secrets: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")], ...] = Field(
         (), description="Variables of the launching environment that the agent gets, API keys for one."
     )
@@ -83,8 +84,8 @@ class AgentFile(Record):
     driver: Annotated[AgentDriver | None, BeforeValidator(lambda value: None if value == "none" else value)] = Field(
         None, description="How it uses its driver; null or `none`: it calls none."
     )
-    program: Annotated[tuple[Annotated[str, StringConstraints(min_length=1)], ...], BeforeValidator(_one_or_more)] = (
-        Field((), description="The program and the arguments that make it tell its version; empty: it needs none.")
+    program: Annotated[tuple[Annotated[Words, Field(min_length=1)], ...], BeforeValidator(_one_or_more)] = Field(
+        (), description="The program and the arguments that make it tell its version; empty: it needs none."
     )
     versions: Annotated[tuple[Words, ...], BeforeValidator(_one_or_more)] = Field(
         (UNTESTED,),
@@ -112,9 +113,8 @@ def read_config(path: Path) -> AgentFile:
     folder. Raises AutorlError if a field has another type."""
     value = read_yaml(path) or {}  # an empty file is null
     if not isinstance(value, dict):
-        raise AutorlError(
-            "config.yaml is not a table of fields", where=path, next_step="compare it with another agent's"
-        )
+        advice = "compare it with another agent's"
+        raise AutorlError("config.yaml is not a table of fields", where=path, next_step=advice)
     start, env = value.get("start") or "start.sh", value.get("env_vars") or {}  # a bare `env_vars:` is null
     known: dict[str, Any] = {
         "name": path.parent.name,
@@ -152,19 +152,16 @@ class Agent:
 
     def asks_for(self) -> list[str]:
         """Return in words what the definition asks for, beyond running its start script inside the sandbox."""
-        file, found = self.file, []
-        if file.secrets:
-            found.append(f"gets {', '.join(file.secrets)} of your environment")
-        if file.env:
-            found.append(f"sets {', '.join(file.env)}")
-        if file.include:
-            found.append(f"brings {', '.join(file.include)} along")
-        if file.driver is not None:
-            found.append(f"calls a driver ({file.driver.dialect})")
-        tried = [*([" ".join(file.program)] if file.program else []), *([file.check] if file.check else [])]
-        if tried:
-            found.append(f"runs {' and '.join(tried)} on this host, in a sandbox, when it is looked at")
-        return found
+        file = self.file
+        tried = " and ".join(filter(None, (" ".join(file.program), file.check)))
+        found = {
+            f"gets {', '.join(file.secrets)} of your environment": file.secrets,
+            f"sets {', '.join(file.env)}": file.env,
+            f"brings {', '.join(file.include)} along": file.include,
+            f"calls a driver ({file.driver.dialect if file.driver else ''})": file.driver,
+            f"runs {tried} on this host, in a sandbox, when it is looked at": tried,
+        }
+        return [words for words, there in found.items() if there]
 
     def script(self, *, again: bool) -> str:
         """Return the script to run; `again` if the agent was interrupted before."""
@@ -217,7 +214,7 @@ def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
 
 def _check_complete(agent: Agent) -> None:
     """Check that every file in the definition exists and can be frozen."""
-    complete = "complete the agent's folder"
+    complete, copy = "complete the agent's folder", "copy the file in its place"
     if agent.name != agent.folder.name:
         what = f"field `name`: agent {agent.name} is in a folder named {agent.folder.name}"
         raise AutorlError(what, where=agent.folder / DEFINITION, next_step="give both the same name")
@@ -227,10 +224,9 @@ def _check_complete(agent: Agent) -> None:
             raise AutorlError(what, where=part, next_step="copy the folder in its place")
         if not part.is_dir():
             raise AutorlError(f"agent {agent.name} lacks {part.name}/", where=part, next_step=complete)
-        for entry in sorted(part.rglob("*")):
-            if entry.is_symlink():
-                what = f"agent {agent.name}: {entry.name} is a link, which is not frozen"
-                raise AutorlError(what, where=entry, next_step="copy the file in its place")
+        if links := sorted(filter(Path.is_symlink, part.rglob("*"))):
+            what = f"agent {agent.name}: {links[0].name} is a link, which is not frozen"
+            raise AutorlError(what, where=links[0], next_step=copy)
     there = set(walk_files(agent.folder))
     for script in (agent.script(again=False), agent.script(again=True), agent.file.check):
         if script is not None and script not in there:

@@ -108,10 +108,13 @@ def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
 
 
 def _needed(program: str) -> list[str]:
-    """Return a program, what it is a link to, and its interpreter."""
+    """Return a program, what it is a link to, and its interpreter. What `#!/usr/bin/env node` finds shows when it runs."""
     paths = _links(program)
-    if (interpreter := _interpreter(paths[-1])) is not None:
-        paths += _links(interpreter)
+    with contextlib.suppress(OSError), open(paths[-1], "rb") as file:
+        line = file.readline(1024)
+        words = shlex.split(line[2:].decode(errors="replace")) if line.startswith(b"#!") else []
+        if words and words[0].startswith("/") and os.path.exists(words[0]):
+            paths += _links(words[0])
     return paths
 
 
@@ -120,17 +123,6 @@ def _links(path: str) -> list[str]:
     while os.path.islink(found[-1]) and len(found) < MOST_LINKS:
         found.append(os.path.normpath(os.path.join(os.path.dirname(found[-1]), os.readlink(found[-1]))))
     return found
-
-
-def _interpreter(program: str) -> str | None:
-    """Return the interpreter of `#!/a/python`. What `#!/usr/bin/env node` finds depends on PATH and shows when it runs."""
-    try:
-        with open(program, "rb") as file:
-            line = file.readline(1024)
-    except OSError:
-        return None
-    words = shlex.split(line[2:].decode(errors="replace")) if line.startswith(b"#!") else []
-    return words[0] if words and words[0].startswith("/") and os.path.exists(words[0]) else None
 
 
 # --- whether torch sees the GPUs that a job is given
@@ -254,13 +246,8 @@ def _confined(
     AutorlError: none works."""
     for name in ("home", "tmp"):
         os.mkdir(f"{place}/{name}")
-    env = {
-        **agent.file.env,
-        **without_secrets(environ),
-        "PATH": where.path,
-        "HOME": f"{place}/home",
-        "TMPDIR": f"{place}/tmp",
-    }
+    env = {**agent.file.env, **without_secrets(environ), "PATH": where.path}
+    env |= {"HOME": f"{place}/home", "TMPDIR": f"{place}/tmp"}
     own = take_own(env, agent.file.env)
     shown = where.shown
     if shown is None:  # agents will see everything; here the program must do with what it obviously needs
@@ -300,12 +287,9 @@ def _found(file: AgentFile, where: Where) -> str | tuple[State, str, str]:
 def _version(file: AgentFile, path: str, where: Where, run: Run) -> tuple[State, str, str]:
     code, said = run([path, *file.program[1:]])
     if code != 0:
-        words = f"{' '.join(file.program)} doesn't run: {said}"
-        return (
-            "note" if where.shown is None else "problem",
-            words,
-            f"run it by hand with an empty HOME; {_install(file)}",
-        )
+        state: State = "note" if where.shown is None else "problem"
+        advice = f"run it by hand with an empty HOME; {_install(file)}"
+        return state, f"{' '.join(file.program)} doesn't run: {said}", advice
     version = VERSION.search(said)
     told = version.group() if version else said
     if told in file.versions:

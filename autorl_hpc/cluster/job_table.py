@@ -162,7 +162,7 @@ def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool 
         if not began:
             return _cluster(f"{reason} before the agent began")
         return OrphanEnding(EndedBy.OUT_OF_MEMORY, Fault.AGENT, reason)
-    if CREDENTIAL in log or CREDENTIAL in (seen.reason or "").lower():
+    if CREDENTIAL in of_slurm or CREDENTIAL in (seen.reason or "").lower():
         return _cluster(f"{what}: the node was still ending an earlier attempt (job credential revoked)", True)
     if word in CLUSTER_WORDS:
         return _cluster(f"{what}: {CLUSTER_WORDS[word]}", word != "DEADLINE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import logging
@@ -60,17 +61,17 @@ def wait_ready(
 def _not_there(name: str, why: str, last: DriverEndpoint | None, experiment: ExperimentDir) -> AutorlError:
     told = f" ({last.problem})" if last is not None and last.problem else ""
     what, where = f"the driver {name} doesn't answer: {why}{told}", experiment.driver_log(name)
-    advice, code = (
-        f"see the log of its server, then launch again: `autorl-hpc launch {experiment.given}`",
-        Exit.ENVIRONMENT,
+    advice = f"see the log of its server, then launch again: `autorl-hpc launch {experiment.given}`"
+    return AutorlError(
+        what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT, passes=True
     )
-    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=code, passes=True)
 
 
 # --- the key of a driver behind an API, proven before a clock starts: one request for one token, by the first run of the experiment.
 # drivers/<name>.json then says `ready` to the others. A key that is refused is waited for: a launch with the right one goes on.
 
 QUESTION = "Answer with one word."
+OF_THE_ACCOUNT = ("api key", "credit balance", "billing")
 ASK_LIMIT_S = 60.0
 KEY_PATIENCE_S = 600.0
 OTHERS_S = 60.0  # after which a run asks itself, as the one that asked first gives no word
@@ -100,7 +101,7 @@ def wait_key(
             asked, problem = key, known.problem
         if key != asked and (mine or asked is not None or time.monotonic() - began > OTHERS_S):
             asked = key
-            problem, passes, told = _ask_one_token(spec, dialect, key)
+            problem, passes, told = _ask_one_token(spec, dialect, key, spec.url or "")
             counter = 1 + (0 if known is None else known.counter)
             facts: dict[str, Any] = {"url": spec.url, "model": spec.model, "host": host_name(), "pid": os.getpid()}
             facts |= {"said": told, "problem": problem, "state": "ready" if problem is None else "failed"}
@@ -129,14 +130,26 @@ def _first(experiment: ExperimentDir, name: str) -> Path:
     return experiment.drivers / f"{name}.asked"
 
 
+def answers_us(experiment: ExperimentDir, name: str, spec: DriverSpec, dialect: str) -> bool:
+    """Return whether a driver answers a question of our own now: an agent's requests may fail by the agent's doing."""
+    url, path = spec.url, key_path(experiment, name, spec)
+    if spec.kind == "vllm":
+        endpoint, dialect = read_endpoint(experiment.driver_endpoint(name)), "openai-chat"
+        url = endpoint.url if endpoint is not None and endpoint.ready else None
+    try:
+        return url is not None and _ask_one_token(spec, dialect, "" if path is None else read_key(path), url)[0] is None
+    except AutorlError:
+        return False
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any) -> None:
         return None
 
 
-def _ask_one_token(spec: DriverSpec, dialect: str, key: str) -> tuple[str | None, bool, str]:
-    """Ask a driver for one token. Return what is wrong, None if nothing; whether that may pass; and what the request took."""
-    url, bearer = spec.url or "", {"Authorization": f"Bearer {key}"}
+def _ask_one_token(spec: DriverSpec, dialect: str, key: str, url: str) -> tuple[str | None, bool, str]:
+    """Ask the driver at `url` for one token. Return what is wrong, None if nothing; whether that may pass; what the request took."""
+    bearer = {"Authorization": f"Bearer {key}"}
     talk = {"model": spec.model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 1}
     parts = {"contents": [{"role": "user", "parts": [{"text": QUESTION}]}], "generationConfig": {"maxOutputTokens": 1}}
     path, body, headers = {
@@ -159,30 +172,40 @@ def _ask_one_token(spec: DriverSpec, dialect: str, key: str) -> tuple[str | None
             usage = meter.end(True)
         if (failure := meter.failure) is None:
             return None, False, f"one request to prove the key: {usage.tokens_in} tokens in, {usage.tokens_out} out"
-        problem, passes = cluster_trouble(failure[0], failure[1].replace(key, "***"), known=True)
+        problem, passes = cluster_trouble(failure[0], failure[1].replace(key or "\0", "***"), known=True)
     except urllib.error.HTTPError as error:
         with error:
-            said = error.read(4096).decode(errors="replace").replace(key, "***")
+            said = error.read(4096).decode(errors="replace").replace(key or "\0", "***")
         # an agent of no dialect may ask at another address
         problem, passes = cluster_trouble(error.code, said, known=dialect != "any")
+        if error.code == 400 and any(words in said.lower() for words in OF_THE_ACCOUNT):  # no agent wrote the question
+            problem = f"gives this account no answers (400: {said[:300]})"
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         passes = not isinstance(reason, ssl.SSLCertVerificationError)
-        problem = f"can't be reached: {reason}".replace(key, "***")
+        problem = f"can't be reached: {reason}".replace(key or "\0", "***")
     return problem, passes, "one request to prove the key, not answered"
 
 
 LOST = ("driver_key", "driver_certificate", "driver_redirects", "driver_unreachable", "driver_away", REFUSES)
-"""Words of the gateway for what no agent can bring about."""
+"""Words of the gateway for what does not pass."""
 
-MANY = 3  # failures in a row of other kinds: an agent's own requests may bring about one
+MANY = 3  # failures in a row of other kinds
 SILENT_S = 60.0  # at least, where the agent exits: it may do so with its first request under way
 
 
-def lost(calls: Iterable[DriverCall], attempt: int, elapsed_s: float, *, exited: bool) -> str | None:
-    """Return how a driver was lost, None if it was not: the attempt's last requests failed by the cluster's fault, or requests were
-    without an answer for more than half of the run's time; where the agent `exited`, since the last answer to this attempt.
-    `elapsed_s`: used of the run's time, until when requests without an end are under way."""
+def lost(
+    calls: Iterable[DriverCall],
+    attempt: int,
+    elapsed_s: float,
+    *,
+    exited: bool,
+    answers: Callable[[], bool] = lambda: False,
+) -> str | None:
+    """Return how a driver was lost, None if it was not: the attempt's last requests failed by the cluster's fault (and it still doesn't
+    answer a question of our own, `answers`, since an agent may bring about any status), or requests were without an answer for more than
+    half of the run's time; where the agent `exited`, since the last answer to this attempt. `elapsed_s`: used of the run's time, until
+    when requests without an end are under way."""
     row: list[str] = []
     silent_s = heard_s = 0.0
     for call in calls:
@@ -201,7 +224,7 @@ def lost(calls: Iterable[DriverCall], attempt: int, elapsed_s: float, *, exited:
             row.append(call.error or str(call.status))
         elif call.status < 300:
             row.clear()
-    if len(row) >= MANY or any(error.startswith(LOST) for error in row):
+    if (len(row) >= MANY or any(error.startswith(LOST) for error in row)) and not answers():
         return (
             f"the driver was lost: the last {len(row)} requests failed by the cluster's fault, the last one: {row[-1]}"
         )
@@ -229,9 +252,7 @@ def proxy_to(url: str, given: str | None, environ: Mapping[str, str]) -> str | N
     proxy = found if "://" in found else f"http://{found}"
     kind = proxy.partition("://")[0].lower()
     if kind not in ("http", "https"):
-        what = (
-            f"the way to the driver {host} leads by a proxy of kind `{kind}`; the gateway speaks to HTTP proxies alone"
-        )
+        what = f"the way to the driver {host} leads by a proxy of kind `{kind}`; the gateway knows HTTP proxies alone"
         where = f"{parts.scheme}_proxy or all_proxy of the job's environment"
         advice = "name an HTTP proxy in the driver's `proxy`, or in HTTPS_PROXY in the profile's `setup`; or name the driver's host in NO_PROXY"
         raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
@@ -247,11 +268,12 @@ def _passed_by(host: str, port: int | None, rule: str) -> bool:
     entries = [entry.strip().lower() for entry in rule.split(",")]
     place = host if port is None else f"{host}:{port}"
     named = urllib.request.proxy_bypass_environment(place, {"no": rule})  # type: ignore[attr-defined]  # typeshed lacks it
-    return "*" in entries or bool(named) or any(_within(host, entry) for entry in entries)
-
-
-def _within(host: str, network: str) -> bool:
     try:
-        return ipaddress.ip_address(host) in ipaddress.ip_network(network, strict=False)
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return "*" in entries or bool(named)
+    for entry in entries:
+        with contextlib.suppress(ValueError):
+            if address in ipaddress.ip_network(entry, strict=False):
+                return True
+    return "*" in entries or bool(named)

@@ -175,11 +175,6 @@ def environment(outer: Mapping[str, str], key: str, code: str, inner_port: int |
     return env
 
 
-def inner_port(spec: DriverSpec) -> int | None:
-    """Return a free port for the server's own processes, which need no key there; None if it needs several ports."""
-    return None if "data-parallel-size" in serve_options(spec.args) else free_port(LOOPBACK)
-
-
 def free_port(host: str) -> int:
     """Return a port that is free now; if another process takes it first, the next start gets another one. Ports that agents at level landlock
     may connect to are avoided if possible, because some paths of the server need no key."""
@@ -192,39 +187,20 @@ def free_port(host: str) -> int:
     raise OSError("no free port")
 
 
-# --- the runs that call a driver
-
-
-class Users:
-    """The runs of one driver. A run that can't be read counts as open, because a driver must not leave its agents."""
-
-    def __init__(self, experiment: ExperimentDir, name: str) -> None:
-        self.experiment = experiment
-        self.name = name
-        self._done: set[str] = set()
-
-    def open(self) -> list[str]:
-        """Return the runs that call the driver and are not sealed, also those of later launches."""
-        self._done |= set(reading.list_names(self.experiment.finished))
-        for run_id in set(read_experiment(self.experiment).runs) - self._done:
-            run = self.experiment.run(run_id)
-            with contextlib.suppress(AutorlError, OSError):
-                if read_run(run).science.driver != self.name or RunView.of(Ledger(run).read()).sealed is not None:
-                    self._done.add(run_id)
-        return [run_id for run_id in read_experiment(self.experiment).runs if run_id not in self._done]
-
-    def signs(self, runs: list[str]) -> dict[str, object]:
-        """Return values that change while an agent of these runs is at work."""
-        found: dict[str, object] = {}
-        for run_id in runs:
-            run = self.experiment.run(run_id)
-            clock = reading.read_json_or_none(run.clock)
-            size = run.driver_log.stat().st_size if run.driver_log.exists() else 0
-            found[run_id] = (clock.get("counter") if isinstance(clock, dict) else None, size)
-        return found
-
-
 log = logging.getLogger("autorl_hpc.drivers")
+
+
+def open_runs(experiment: ExperimentDir, name: str, done: set[str]) -> list[str]:
+    """Return the runs that call a driver and are not sealed, also those of later launches, and those that can't be read: a driver must
+    not leave its agents. `done`: those that need it no more, kept between calls."""
+    done |= set(reading.list_names(experiment.finished))
+    runs = read_experiment(experiment).runs
+    for run_id in set(runs) - done:
+        run = experiment.run(run_id)
+        with contextlib.suppress(AutorlError, OSError):
+            if read_run(run).science.driver != name or RunView.of(Ledger(run).read()).sealed is not None:
+                done.add(run_id)
+    return [run_id for run_id in runs if run_id not in done]
 
 
 @dataclass(frozen=True)
@@ -259,8 +235,9 @@ class DriverJob:
     _told: DriverEndpoint | None = None
     _next_look: float = 0.0
     _last_sign: float = 0.0
-    _signs: dict[str, object] | None = None
+    _signs: dict[str, tuple[object, int]] | None = None
     _why: str | None = None
+    _done: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         record = read_experiment(self.experiment)
@@ -274,13 +251,12 @@ class DriverJob:
         self.code = str((self.experiment.code / record.code_hash).resolve())
         kind = self.profile.driver.resources(spec.resources) if self.profile else None
         self.gpus = (kind.gpus if kind else spec.gpus) or 0
-        self.users = Users(self.experiment, self.name)
 
     def work(self) -> int:
         """Serve until no run needs it, it was idle for long, a newer job took over, or a signal came. Return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
-        if not self.users.open():
+        if not open_runs(self.experiment, self.name, self._done):
             return 0
         self.generation = take_generation(self.experiment.drivers, self.name)
         failures = 0
@@ -314,7 +290,9 @@ class DriverJob:
         model = self.root.model(self.spec.model).resolve()
         argv = [program(self.profile), *arguments(self.spec, model, self.gpus, host, port)]
         log.info("driver %s: %s", self.name, argv)
-        env = environment(os.environ, key, self.code, inner_port(self.spec))
+        # Where the server's own processes meet, which need no key there; of several ports the kernel chooses.
+        inner = None if "data-parallel-size" in serve_options(self.spec.args) else free_port(LOOPBACK)
+        env = environment(os.environ, key, self.code, inner)
         self._starts += 1
         try:
             folder, said = self.experiment.jobs, self.experiment.driver_log(self.name)
@@ -365,10 +343,13 @@ class DriverJob:
         if now < self._next_look:
             return None
         self._next_look = now + self.timing.users_s
-        runs = self.users.open()
+        runs, signs = open_runs(self.experiment, self.name, self._done), {}
         if not runs:
             return "no run is open to it"
-        signs = self.users.signs(runs)
+        for run in map(self.experiment.run, runs):  # what changes while an agent is at work
+            clock = reading.read_json_or_none(run.clock)
+            size = run.driver_log.stat().st_size if run.driver_log.exists() else 0
+            signs[run.run_id] = (clock.get("counter") if isinstance(clock, dict) else None, size)
         if signs != self._signs:
             self._signs, self._last_sign = signs, now
         idle_s = now - self._last_sign

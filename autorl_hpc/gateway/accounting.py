@@ -28,7 +28,6 @@ WRITTEN_5M: Final = 1.25
 WRITTEN_1H: Final = 2.0
 """Factors on the input price: Anthropic's for input written into a cache for five minutes or an hour."""
 
-LEARN: Final = 0.3  # weight of the newest answer in the learned factor for estimates
 EXHAUSTED_SHARE: Final = 0.05
 """If less is left, a request that doesn't fit means that the budget is used up; otherwise, that it is too long."""
 
@@ -59,8 +58,7 @@ class TokenBudget:
     prices: Prices | None
     totals: TokenTotals
     exhausted: Exhausted | None = None
-    _in_flight: dict[int, tuple[int, dict[Exhausted, float]]] = field(default_factory=dict)  # estimate, most
-    _scale: float = 1.0
+    _in_flight: dict[int, dict[Exhausted, float]] = field(default_factory=dict)  # the most that each may use
 
     def __post_init__(self) -> None:
         self._note_exhausted()
@@ -76,10 +74,6 @@ class TokenBudget:
         fresh = given - cached + written
         return (fresh * prices.price_in + cached * cached_price + (usage.tokens_out or 0) * prices.price_out) / 1e6
 
-    def expected_in(self, estimated_in: int) -> int:
-        """Return the likely tokens of an input estimated by length, by the driver's earlier figures."""
-        return max(1, round(estimated_in * self._scale))
-
     def enter(
         self, number: int, estimated_in: int, asked_out: int, most_in: int | None = None, *, caches: bool = True
     ) -> None:
@@ -88,23 +82,21 @@ class TokenBudget:
         for an hour, which costs more."""
         if self.exhausted:
             raise self._used_up(self.exhausted, "is used up")
-        given = estimated_in * self._scale
-        most = given if most_in is None else max(given, most_in)
+        most = max(estimated_in, most_in or 0)
         price_in, price_out = (self.prices.price_in / 1e6, self.prices.price_out / 1e6) if self.prices else (0.0, 0.0)
         most_cost = most * price_in * (WRITTEN_1H if caches else 1.0)
-        self._check_fits("tokens", given, most, given)
-        self._check_fits("cost", given * price_in, most_cost, given)
-        reserved: dict[Exhausted, float] = {"tokens": most + asked_out, "cost": most_cost + asked_out * price_out}
-        self._in_flight[number] = (estimated_in, reserved)
+        self._check_fits("tokens", estimated_in, most, estimated_in)
+        self._check_fits("cost", estimated_in * price_in, most_cost, estimated_in)
+        self._in_flight[number] = {"tokens": most + asked_out, "cost": most_cost + asked_out * price_out}
 
     def _limit(self, what: Exhausted) -> tuple[float | None, float]:
         if what == "tokens":
             return self.limits.tokens, self.totals.tokens
         return self.limits.cost_usd, self.totals.cost_usd
 
-    def _check_fits(self, what: Exhausted, own: float, most: float, given: float) -> None:
+    def _check_fits(self, what: Exhausted, own: float, most: float, given: int) -> None:
         limit, used = self._limit(what)
-        reserved = sum(most[what] for _, most in self._in_flight.values())
+        reserved = sum(each[what] for each in self._in_flight.values())
         if limit is None or used + reserved + most <= limit:
             return
         if used + own <= limit:
@@ -116,16 +108,16 @@ class TokenBudget:
             self.exhausted = what
             left = _amount(what, max(0.0, limit - used))
             raise self._used_up(what, f"has {left} left; this request's input alone takes about {_amount(what, own)}")
-        raise too_long(what, int(given), int(limit - used if what == "tokens" else given * (limit - used) / own))
+        raise too_long(what, given, int(limit - used if what == "tokens" else given * (limit - used) / own))
 
     def _used_up(self, what: Exhausted, says: str) -> Refusal:
         amount = _amount(what, self._limit(what)[0] or 0)
         message = f"the run's budget of {what} of {amount} {says}. Submit what you have; asking again doesn't help"
         return Refusal(403, "budget_exhausted", message)
 
-    def leave(self, number: int, usage: TokenUsage | None, estimated: bool) -> float | None:
+    def leave(self, number: int, usage: TokenUsage | None) -> float | None:
         """End request `number` and return its cost in dollars. `usage` is None if it cost nothing."""
-        place = self._in_flight.pop(number, None)
+        self._in_flight.pop(number, None)
         if usage is None:
             return None
         cost = self.cost(usage)
@@ -135,8 +127,6 @@ class TokenBudget:
         totals.tokens_out += usage.tokens_out or 0
         totals.tokens_cached += usage.tokens_cached
         totals.cost_usd += cost or 0.0
-        if place is not None and not estimated and usage.tokens_in:
-            self._scale += LEARN * (min(max(usage.tokens_in / place[0], 0.2), 5.0) - self._scale)
         self._note_exhausted()
         return cost
 
@@ -247,15 +237,15 @@ class Books:
         written in the time, at most what was asked for, and at least what came."""
         usage = TokenUsage() if call.meter is None else dataclasses.replace(call.meter.usage)
         may_be = max(DEFAULT_ANSWER_TOKENS, int(call.since_sent_s * TOKENS_A_SECOND) if call.reached else 0)
-        usage.tokens_in = usage.tokens_in or self.budget.expected_in(wants.tokens_in)
-        usage.tokens_out = max(_written(usage), min(wants.tokens_out, may_be))
+        usage.tokens_in = usage.tokens_in or wants.tokens_in
+        usage.tokens_out = max(usage.written, min(wants.tokens_out, may_be))
         return usage
 
     def close(self, call: CallRecord) -> None:
         """Count a request that has ended in any way, log it and report to the supervisor."""
         usage, estimated = self._counted(call)
         call.number = call.number or self.number()
-        cost = self.budget.leave(call.number, usage, estimated)
+        cost = self.budget.leave(call.number, usage)
         if call.refused is not None:
             self.budget.totals.refused += 1
             self._refused_lines += 1
@@ -267,16 +257,16 @@ class Books:
         if call.wants is None or not call.generates:
             return None, False
         if call.unanswered:  # providers charge for input even if no answer arrives
-            return TokenUsage(self.budget.expected_in(call.wants.tokens_in), 0), True
+            return TokenUsage(call.wants.tokens_in, 0), True
         if call.meter is None:
             cut_off = call.reached and not (call.status or call.fault or call.refused)  # the gateway itself is ending
             return (self._so_far(call, call.wants), True) if cut_off else (None, False)
         usage = call.meter.end(call.whole)
         estimated = False
         if not usage.tokens_in:
-            usage.tokens_in, estimated = self.budget.expected_in(call.wants.tokens_in), True
+            usage.tokens_in, estimated = call.wants.tokens_in, True
         if not usage.out_is_told:
-            written = _written(usage)
+            written = usage.written
             if call.left and not usage.ended:
                 written = max(written, min(call.wants.tokens_out, int(call.since_sent_s * TOKENS_A_SECOND)))
             usage.tokens_out, estimated = written, True
@@ -331,10 +321,6 @@ class Books:
     def _clean(self, text: str) -> str:
         plain = " ".join(text[: 8 * MAX_SAID_CHARS].replace(self._settings.token, "***").split())
         return printable(masked(plain))[:MAX_SAID_CHARS]
-
-
-def _written(usage: TokenUsage) -> int:
-    return max(usage.tokens_out or 0, usage.tokens_of_words)
 
 
 def say(value: dict[str, Any]) -> None:

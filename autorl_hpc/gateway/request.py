@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl, urlencode
@@ -97,10 +97,7 @@ class Refusal(Exception):
     def __init__(self, status: int, code: str, message: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.retry_after_s = status, code, message, retry_after_s
-
-    @property
-    def passing(self) -> bool:
-        return self.status in PASSING
+        self.passing = status in PASSING
 
     def body(self, dialect: str) -> bytes:
         """Return JSON in the wording of the dialect's provider."""
@@ -176,34 +173,21 @@ def keys_in(target: str) -> list[str]:
 def route(method: str, target: str) -> ApiRoute:
     """Return the route of a request to `target`, a path with a query, undecoded. Raises Refusal if the request is not allowed."""
     path, _, query = target.partition("?")
-    found, wanted = _route(path)
+    plain = len(path) <= 400 and _PLAIN.match(path) is not None
+    models, gemini = _MODELS.match(path), _GEMINI.match(path)
+    wanted = "POST"
+    if plain and path in _POST:
+        found = ApiRoute(*_POST[path], path.removeprefix("/v1"))
+    elif plain and models:
+        found, wanted = ApiRoute(dialect_of(path), "models", path, models["model"]), "GET"
+    elif plain and gemini and gemini["verb"] in _VERBS:
+        stream = gemini["verb"] == "streamGenerateContent"
+        found = ApiRoute(GEMINI, _VERBS[gemini["verb"]], gemini["path"], gemini["model"], stream)
+    else:
+        known = ", ".join([*_POST, "/v1/models", "/v1beta/models/MODEL:generateContent", ":streamGenerateContent"])
+        raise Refusal(404, "unknown_path", f"the driver's gateway doesn't pass {path[:200]!r}; it passes {known}")
     if method != wanted:
         raise Refusal(405, "method", f"{path} takes {wanted}, not {method[:20]}")
-    return ApiRoute(found.dialect, found.kind, found.path + _passed(query), found.model, found.stream)
-
-
-def _route(path: str) -> tuple[ApiRoute, str]:
-    if len(path) <= 400 and _PLAIN.match(path):
-        if path in _POST:
-            return ApiRoute(*_POST[path], path.removeprefix("/v1")), "POST"
-        if models := _MODELS.match(path):
-            return ApiRoute(dialect_of(path), "models", path, models["model"]), "GET"
-        gemini = _GEMINI.match(path)
-        if gemini and gemini["verb"] in _VERBS:
-            stream = gemini["verb"] == "streamGenerateContent"
-            return ApiRoute(GEMINI, _VERBS[gemini["verb"]], gemini["path"], gemini["model"], stream), "POST"
-    known = ", ".join([*_POST, "/v1/models", "/v1beta/models/MODEL:generateContent", ":streamGenerateContent"])
-    raise Refusal(404, "unknown_path", f"the driver's gateway doesn't pass {path[:200]!r}; it passes {known}")
-
-
-def _pairs(query: str) -> list[tuple[str, str]]:
-    try:
-        return parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=20, errors="strict")
-    except ValueError:
-        raise Refusal(400, "query", "the query of this request can't be read") from None
-
-
-def _passed(query: str) -> str:
     kept: dict[str, str] = {}
     for name, value in _pairs(query):
         if name == "key":
@@ -211,7 +195,14 @@ def _passed(query: str) -> str:
         if name not in _QUERY or not _QUERY[name].match(value) or name in kept:
             raise Refusal(400, "query", f"the driver's gateway doesn't pass the query {name[:40]!r} with this value")
         kept[name] = value
-    return f"?{urlencode(kept)}" if kept else ""
+    return replace(found, path=found.path + (f"?{urlencode(kept)}" if kept else ""))
+
+
+def _pairs(query: str) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=20, errors="strict")
+    except ValueError:
+        raise Refusal(400, "query", "the query of this request can't be read") from None
 
 
 # --- what an experiment's `drivers.NAME.tools` allows beyond plain generation, and the refusal of the rest.

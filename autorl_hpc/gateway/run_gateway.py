@@ -35,7 +35,7 @@ MAX_CONNECTIONS: Final = 2048
 shown the token yet, such as other runs' agents: one more closes the oldest of these."""
 
 MOST_FILES: Final = 4 * MAX_CONNECTIONS
-DEAF_TO: Final = [getattr(signal, f"SIG{name}") for name in ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM"]]
+DEAF_TO: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 BACKLOG: Final = 512
 KEEPALIVE_S: Final = 75.0
 READ_BYTES: Final = 2**20  # bytes of a request read at once; agents send their whole conversation each time
@@ -43,7 +43,6 @@ END_S: Final = 4.0
 """For answers under way, twice: in all less than the supervisor waits before it kills."""
 
 MAX_LINE_BYTES: Final = 2**20
-MAX_LOG_LINES: Final = 10_000
 
 
 def main() -> int:
@@ -57,41 +56,27 @@ def main() -> int:
         return int(Exit.OK)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s gateway %(levelname)s %(message)s")
     for handler in logging.getLogger().handlers:
-        handler.addFilter(_LogLines())
+        handler.addFilter(_is_ours)
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+    line = b""  # read byte by byte, because the event loop reads the rest
+    while len(line) < MAX_LINE_BYTES and (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
     try:
-        settings = Settings.model_validate_json(_first_line())
+        settings = Settings.model_validate_json(line)
     except ValueError:
         log.error("the settings can't be read")  # not quoted: they hold secrets
         return int(Exit.USAGE)
     return asyncio.run(_serve(settings))
 
 
-class _LogLines(logging.Filter):
-    """Limits the lines of one process, and drops those about invalid requests, which any process on the node can make."""
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Leave out what is said about invalid requests, which any process on the node can make."""
+    from aiohttp import web
+    from aiohttp.client_exceptions import ClientPayloadError
+    from aiohttp.http_exceptions import HttpProcessingError
 
-    _left = MAX_LOG_LINES
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        from aiohttp import web
-        from aiohttp.client_exceptions import ClientPayloadError
-        from aiohttp.http_exceptions import HttpProcessingError
-
-        clients = (HttpProcessingError, web.RequestPayloadError, ClientPayloadError, ConnectionError)
-        if record.exc_info and isinstance(record.exc_info[1], clients):
-            return False
-        self._left -= 1
-        if self._left == 0:
-            record.msg, record.args, record.exc_info = "too many lines: the rest is left out", (), None
-        return self._left >= 0
-
-
-def _first_line() -> bytes:
-    """Read the first line byte by byte, because the event loop reads the rest."""
-    line = b""
-    while len(line) < MAX_LINE_BYTES and (byte := os.read(0, 1)) not in (b"", b"\n"):
-        line += byte
-    return line
+    clients = (HttpProcessingError, web.RequestPayloadError, ClientPayloadError, ConnectionError)
+    return not (record.exc_info and isinstance(record.exc_info[1], clients))
 
 
 async def _serve(settings: Settings) -> int:
@@ -121,11 +106,12 @@ async def _serve(settings: Settings) -> int:
 
 
 def _raise_file_limit() -> int:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    soft, hard = (
+        MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
     if soft < (wanted := min(MOST_FILES, hard)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return max(min(soft, MOST_FILES), wanted)
+    return wanted
 
 
 def _server(gateway: Gateway, most: int) -> web.Server:
@@ -154,10 +140,7 @@ def _server(gateway: Gateway, most: int) -> web.Server:
 async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
     from aiohttp import web
 
-    listening = []
-    for descriptor in settings.listening:
-        os.set_inheritable(descriptor, False)
-        listening.append(socket.socket(fileno=descriptor))
+    listening = [socket.socket(fileno=descriptor) for descriptor in settings.listening]
     if settings.unix is not None:
         listening.append(unix_socket(settings.unix))
     if settings.port is not None:

@@ -14,7 +14,7 @@ from autorl_hpc.gateway.request import ANTHROPIC, CHAT, ERROR_TYPES, GEMINI, RES
 # --- what a request asks for: the length of its input, as an estimate and as a maximum, and of its answer
 
 BYTES_PER_TOKEN: Final = 4.0
-"""For English and code; the driver's answers correct the estimate. A token is never less than a byte."""
+"""For English and code. A token is never less than a byte."""
 
 TOKENS_OF_IMAGE: Final = 1500  # what providers charge for a large image
 MOST_INPUT_TOKENS: Final = 2**21  # no model has a longer context
@@ -151,6 +151,10 @@ class TokenUsage:
     @property
     def tokens_of_words(self) -> int:
         return int(self.words_bytes / BYTES_PER_TOKEN) + (1 if self.words_bytes else 0)
+
+    @property
+    def written(self) -> int:
+        return max(self.tokens_out or 0, self.tokens_of_words)
 
 
 def _is_count(value: Any) -> bool:
@@ -337,8 +341,6 @@ def asking(data: bytes, body: dict[str, Any]) -> bytes:
 class WithoutUsage:
     """Forwards a stream event by event, without those that hold only usage."""
 
-    MAX_EVENT_BYTES = 16 * 2**20
-
     def __init__(self) -> None:
         self._buffer = bytearray()
 
@@ -346,7 +348,7 @@ class WithoutUsage:
         """Return the whole events that can be forwarded now."""
         self._buffer += data
         out = b"".join(event for event in _events(self._buffer) if not _is_usage(event))
-        return out + self.end() if len(self._buffer) > self.MAX_EVENT_BYTES else out
+        return out + self.end() if len(self._buffer) > MAX_COPY_BYTES else out
 
     def end(self) -> bytes:
         rest = bytes(self._buffer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import json
 import logging
 import re
 import ssl
@@ -28,8 +29,6 @@ log = logging.getLogger("autorl_hpc.gateway")
 
 CONNECT_S: Final = 30.0
 PATIENCE_S: Final = 300.0  # for a driver of the cluster that restarts; never longer than `timeout_s`
-
-
 LOOK_AGAIN_S: Final = 1.0
 KEEPALIVE_S: Final = 4.0
 """Servers of open weights close idle connections after 5 s, and a request into a closing one is lost."""
@@ -46,14 +45,7 @@ class DriverLost(Refusal):
         super().__init__(
             status, code, message or f"the driver can't be reached{when}", retry_after_s=10 if again else None
         )
-        self.detail, self._again, self.was_sent = detail, again, was_sent
-
-    @property
-    def passing(self) -> bool:
-        return self._again
-
-
-DriverAddress = tuple[str, str | None]  # URL with `/v1`, to which the rest of the path is appended; key
+        self.detail, self.passing, self.was_sent = detail, again, was_sent
 
 
 @dataclass
@@ -76,7 +68,7 @@ class Driver:
 
         self._upstream = upstream
         self.on_cluster = upstream.endpoint_file is not None
-        self._address: DriverAddress | None = None
+        self._address: tuple[str, str | None] | None = None
         self._said: str | None = None
         self.has: set[str] = set()  # paths that it has answered
         self.session = aiohttp.ClientSession(
@@ -87,13 +79,13 @@ class Driver:
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 
-    async def address(self, *, fresh: bool = False) -> DriverAddress | None:
-        """Return the current address; None if no driver is ready. With `fresh` it is read again."""
+    async def address(self, *, fresh: bool = False) -> tuple[str, str | None] | None:
+        """Return the driver's URL with `/v1`, and its key; None if no driver is ready. With `fresh` they are read again."""
         if self._address is None or fresh:
             self._address = await asyncio.to_thread(self._read)
         return self._address
 
-    def _read(self) -> DriverAddress | None:
+    def _read(self) -> tuple[str, str | None] | None:
         upstream = self._upstream
         try:
             key = upstream.key if upstream.key_file is None else read_key(upstream.key_file)
@@ -119,6 +111,7 @@ class Driver:
         """Send a request and return the beginning of its answer. Raises DriverLost if none began. `keyed`: makes the
         headers that hold a key."""
         import aiohttp
+        from yarl import URL
 
         began, broken_off, tries = time.monotonic(), False, call.tries
         patience_s = min(self._upstream.timeout_s, PATIENCE_S)
@@ -129,7 +122,9 @@ class Driver:
                     tries.append("not ready")
                 else:
                     url, key = address
-                    return Sent(await self._post(url + path, {**headers, **keyed(key)}, body), key)
+                    proxy, target = None if is_here(url) else self._upstream.proxy, URL(url + path, encoded=True)
+                    options = {"headers": {**headers, **keyed(key)}, "allow_redirects": False, "proxy": proxy}
+                    return Sent(await self.session.post(target, data=body, **options), key)
             except (aiohttp.ClientError, OSError) as error:
                 tries.append(type(getattr(error, "os_error", error)).__name__)
                 if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
@@ -145,20 +140,12 @@ class Driver:
                         raise DriverLost(502, "driver_broke_off", detail, was_sent=True) from None
                     broken_off = True
             waited_s = time.monotonic() - began
-            if self.on_cluster:
-                if waited_s > patience_s:
-                    raise DriverLost(503, "driver_away", f"no driver for {waited_s:.0f} s ({tries[-1]})")
-                await asyncio.sleep(min(LOOK_AGAIN_S, patience_s / 5))
-            else:
-                if len(tries) > self._upstream.retries:
-                    raise DriverLost(502, "driver_unreachable", f"it can't be reached ({tries[-1]})")
-                await asyncio.sleep(min(5.0, 0.25 * 2 ** len(tries)))
-
-    async def _post(self, url: str, headers: dict[str, str], body: bytes) -> aiohttp.ClientResponse:
-        from yarl import URL
-
-        proxy, target = None if is_here(url) else self._upstream.proxy, URL(url, encoded=True)
-        return await self.session.post(target, data=body, headers=headers, allow_redirects=False, proxy=proxy)
+            if self.on_cluster and waited_s > patience_s:
+                raise DriverLost(503, "driver_away", f"no driver for {waited_s:.0f} s ({tries[-1]})")
+            if not self.on_cluster and len(tries) > self._upstream.retries:
+                raise DriverLost(502, "driver_unreachable", f"it can't be reached ({tries[-1]})")
+            pause_s = min(LOOK_AGAIN_S, patience_s / 5) if self.on_cluster else min(5.0, 0.25 * 2 ** len(tries))
+            await asyncio.sleep(pause_s)
 
 
 def is_here(url: str) -> bool:
@@ -194,8 +181,10 @@ def shown_key(headers: Mapping[str, str], in_query: Iterable[str], token: str) -
     """Return the header in which the client sent the run's token. Raises Refusal if it sent none, or another one."""
     scheme, _, bearer = headers.get(AUTHORIZATION, "").partition(" ")
     places = [(AUTHORIZATION, bearer.strip() if scheme.lower() == "bearer" else "")]
-    places += [(name, headers.get(name, "")) for name in (X_API_KEY, X_GOOG)]
-    places += [(X_GOOG, value) for value in in_query]
+    places += [
+        *((name, headers.get(name, "")) for name in (X_API_KEY, X_GOOG)),
+        *((X_GOOG, value) for value in in_query),
+    ]
     found = [name for name, value in places if hmac.compare_digest(value.encode("utf-8", "replace"), token.encode())]
     if not found:
         message = "show the run's token as API key: it is in OPENAI_API_KEY, ANTHROPIC_API_KEY, GEMINI_API_KEY"
@@ -215,8 +204,7 @@ def to_driver(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def check_beta(headers: Iterable[tuple[str, str]], allowed: Allowed) -> None:
-    """Check the header anthropic-beta. Raises Refusal if the client asks for a context of a million tokens, whose input costs
-    more than the configured prices."""
+    """Raise Refusal if anthropic-beta asks for a context of a million tokens, whose input costs more than the configured prices."""
     for name, value in headers:
         for word in value.lower().split(",") if name.lower() == "anthropic-beta" else ():
             if word.strip().startswith("context-1m"):
@@ -249,25 +237,44 @@ MAX_ERROR_BYTES: Final = 2**20
 MAX_KEPT_BYTES: Final = 32 * 2**20
 DRAIN_S: Final = 30.0  # if a client leaves, the answer is read on for this long, because the usage comes at its end
 REFUSES: Final = "driver_refuses: "
-"""Before the words of an error that no agent can bring about and that doesn't pass."""
+"""Before the words of an error that doesn't pass."""
 
-NO_CREDIT: Final = ("insufficient_quota", "billing", "credit balance", "insufficient balance")
-NOT_THERE: Final = ("model", "deployment", "no endpoints found for")
+KEY_KINDS: Final = names("invalid_api_key api_key_invalid")
+CREDIT_KINDS: Final = names(
+    "insufficient_quota insufficient_balance billing_error billing_not_active billing_hard_limit_reached"
+)
+MODEL_KINDS: Final = names("model_not_found deploymentnotfound")
 OF_A_REQUEST: Final = frozenset((400, 404, 405, 406, 411, 413, 414, 415, 416, 417, 422, 431))
 """Statuses of an error that the request itself may have brought about: its parameters, its length, its path."""
 MAX_SAID_CHARS: Final = 300
 
 
+def error_kinds(body: str) -> frozenset[str]:
+    """Return the words of an error's own fields, in lower case: never of its message, which may repeat what an agent wrote."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return frozenset()
+    first = value[0] if isinstance(value, list) and value else value
+    error = first.get("error", first) if isinstance(first, dict) else None
+    if not isinstance(error, dict):
+        return frozenset()
+    details = error.get("details")
+    rows = [error, *(each for each in (details if isinstance(details, list) else ()) if isinstance(each, dict))]
+    words = [row.get(name) for row in rows for name in ("code", "type", "status", "reason")]
+    return frozenset(word.lower() for word in words if isinstance(word, str))
+
+
 def cluster_trouble(status: int, said: str, *, known: bool) -> tuple[str | None, bool]:
-    """Return what a driver's error says of key, account, model and place, None if the request itself is at fault; and whether it
-    may pass. `known`: its path is one that the driver has."""
-    low, words = said.lower(), " ".join(said.split())[:MAX_SAID_CHARS]
-    if status in (401, 403) or (status == 400 and ("api key" in low or "api_key" in low)):
+    """Return what a driver's error says of key, account, model and place, by its status and own fields; None if the request itself is
+    at fault; and whether it may pass. `known`: its path is one that the driver has."""
+    kinds, words = error_kinds(said), " ".join(said.split())[:MAX_SAID_CHARS]
+    if status in (401, 403) or (status == 400 and kinds & KEY_KINDS):
         quoted = f": {words}" if status == 403 else ""  # the others' words may quote a part of the key
         return f"refuses the key of this experiment ({status}{quoted})", False
-    if status == 402 or (status in (400, 429) and any(word in low for word in NO_CREDIT)):
+    if status == 402 or (status in (400, 429) and kinds & CREDIT_KINDS):
         return f"gives this account no answers ({status}: {words})", False
-    if status == 410 or (status in (404, 405) and (known or any(word in low for word in NOT_THERE))):
+    if status == 410 or (status in (404, 405) and (known or kinds & MODEL_KINDS)):
         return f"knows no such model or address ({status}: {words})", False
     if 300 <= status < 400:
         return f"sends elsewhere ({status})", False
@@ -280,56 +287,51 @@ async def forward(
     driver: Driver, request: web.BaseRequest, route: ApiRoute, call: CallRecord, data: bytes, shown_in: str
 ) -> web.StreamResponse:
     """Forward a request. Return the driver's answer; its result is stored in `call`. Raises Refusal if there is no answer."""
-    headers = to_driver(request.headers.items())
-    headers |= {"content-type": "application/json", "accept-encoding": "identity"}
+    from aiohttp import ClientError, web
 
     def keyed(key: str | None) -> dict[str, str]:
         call.reached = True
         return with_key(route.dialect, shown_in, key, bearer=driver.on_cluster)
 
+    headers = to_driver(request.headers.items())
+    headers |= {"content-type": "application/json", "accept-encoding": "identity"}
     call.sent_at = time.monotonic()
-    sent = await driver.send(route.path, headers, keyed, data, call)
+    sent, body = await driver.send(route.path, headers, keyed, data, call), b""
     async with sent.response as response:
-        if 200 <= response.status < 300:
-            made = await _pass(request, sent, call)
+        status = response.status
+        if 200 <= status < 300:
+            passed = await _pass(request, sent, call)
             if call.fault is None:
                 driver.has.add(route.path)
-            return made
-        return await _failed(driver, sent, call, route.path in driver.has)
-
-
-async def _failed(driver: Driver, sent: Sent, call: CallRecord, known: bool) -> web.StreamResponse:
-    from aiohttp import ClientError, web
-
-    response, body = sent.response, b""
-    if response.status < 400:
-        raise DriverLost(502, "driver_redirects", f"it answers {response.status} and sends elsewhere", again=False)
-    if response.status == 401:  # its message may quote a part of the key
-        log.error("the driver refuses the key of this experiment: correct its `key_file` or `key_variable`")
-        await driver.address(fresh=True)  # the file may have been corrected
-        said = "the driver refuses the suite's key. That is the cluster's fault, not yours; asking again doesn't help"
-        raise DriverLost(401, "driver_key", "the driver refuses the key of this experiment", said, again=False)
-    try:
-        while len(body) < MAX_ERROR_BYTES and (part := await response.content.readany()):
-            body += part
-    except (ClientError, OSError, asyncio.TimeoutError):
-        pass
-    made = web.Response(status=response.status, reason=response.reason)
-    for name, value in to_client(response.headers.items()):
-        made.headers[name] = sent.without_key(value)
-    shown = sent.without_key(body.decode("utf-8", "replace"))
-    made.body = body if "***" not in shown else shown.encode()
-    call.status, call.answer_bytes, call.first_byte_s = response.status, len(body), call.since_sent_s
-    _blame(call, response.status, shown, known)
-    return made
+            return passed
+        if status < 400:
+            raise DriverLost(502, "driver_redirects", f"it answers {status} and sends elsewhere", again=False)
+        if status == 401:  # its message may quote a part of the key
+            log.error("the driver refuses the key of this experiment: correct its `key_file` or `key_variable`")
+            await driver.address(fresh=True)  # the file may have been corrected
+            said = (
+                "the driver refuses the suite's key. That is the cluster's fault, not yours; asking again doesn't help"
+            )
+            raise DriverLost(401, "driver_key", "the driver refuses the key of this experiment", said, again=False)
+        try:
+            while len(body) < MAX_ERROR_BYTES and (part := await response.content.readany()):
+                body += part
+        except (ClientError, OSError, asyncio.TimeoutError):
+            pass
+        made = web.Response(status=status, reason=response.reason)
+        for name, value in to_client(response.headers.items()):
+            made.headers[name] = sent.without_key(value)
+        shown = sent.without_key(body.decode("utf-8", "replace"))
+        made.body = body if "***" not in shown else shown.encode()
+        call.status, call.answer_bytes, call.first_byte_s = status, len(body), call.since_sent_s
+        _blame(call, status, shown, route.path in driver.has)
+        return made
 
 
 def _blame(call: CallRecord, status: int, said: str, known: bool) -> None:
     problem, passes = cluster_trouble(status, said, known=known)
-    once = (
-        problem is not None and not passes and status != 403
-    )  # which some providers answer to a text that they don't like
-    call.error = f"{REFUSES if once else ''}the driver answered {call.status}: {said[:1000]}"
+    lasts = problem is not None and not passes and status != 403  # some answer 403 to a text that they don't like
+    call.error = f"{REFUSES if lasts else ''}the driver answered {call.status}: {said[:1000]}"
     call.fault = "agent" if problem is None else "cluster"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from autorl_hpc.drivers.serve import Users
+from autorl_hpc.drivers.serve import open_runs
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files import queue as queues
@@ -247,9 +247,9 @@ def run_chain(experiment: ExperimentDir) -> int:
 
 def keep_driver(experiment: ExperimentDir, name: str) -> int:
     """Run a driver's job while agents may call it, and restart it if it ends. Return the exit code."""
-    stopping, users, failures = Stopping(), Users(experiment, name), 0
+    stopping, done, failures = Stopping(), set[str](), 0
     while not stopping.asked and agents_alive(experiment) and not _over(experiment):
-        if not users.open():  # a later launch may add runs
+        if not open_runs(experiment, name, done):  # a later launch may add runs
             stopping.sleep(IDLE_PAUSE_S)
             continue
         code = stopping.start("driver", str(experiment.path), name).wait()

@@ -84,7 +84,11 @@ class Child:
         except TimeoutError:
             words = f"gave no answer within {limit_s:g} s"
         except OSError:
-            words = _ending(process)
+            words = "closed its pipe"
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(EPITAPH_S)
+                names = {number.value: f"signal {number.name}" for number in signal.Signals}  # real-time ones have none
+                words = f"ended its process ({names.get(-code, f'exit code {code}')})"
         self.end()
         raise ChildFailed("was stopped" if self._over else words, starting)
 
@@ -132,18 +136,6 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> 
                 if not left:
                     poll.unregister(out)
     return answer
-
-
-def _ending(process: subprocess.Popen[bytes]) -> str:
-    try:
-        code = process.wait(EPITAPH_S)
-    except subprocess.TimeoutExpired:
-        return "closed its pipe"
-    try:
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    except ValueError:  # a real-time signal has no name
-        how = f"signal {-code}"
-    return f"ended its process ({how})"
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

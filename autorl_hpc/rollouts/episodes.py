@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from autorl_hpc.rollouts.engine import CONVERSATION, Answer, Stream, Streaming
+from autorl_hpc.rollouts.engine import CONVERSATION, Answer, Streaming
 from autorl_hpc.rollouts.environment import Episode, Live, Transcript, Turn
 from autorl_hpc.rollouts.pool import Lost, Note, Pool, Reply
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
@@ -99,7 +99,11 @@ class _Run:
             else:
                 while self._live:
                     self._gather()
-                    self._ask()
+                    asked = self._prompts()
+                    tokens = [tokens for _, tokens in asked]
+                    answers = self.engine.generate(tokens, self.sampling, self.seed) if asked else []
+                    for (live, _), answer in zip(asked, answers, strict=True):
+                        self._hand_on(live, answer)
             return [self._finished[index] for index in range(len(self.goals))]
         finally:
             for slot in self._live:  # after an exception
@@ -109,7 +113,13 @@ class _Run:
         stream = engine.stream(self.sampling, self.seed, lambda key, answer: self.pool.post(Note(self, key, answer)))
         try:
             while self._live:
-                self._hand_in(stream)
+                keyed: list[tuple[int, list[int]]] = []
+                for live, tokens in self._prompts():
+                    live.key = live.next_key()
+                    self._asked[live.key] = live
+                    keyed.append((live.key, tokens))
+                if keyed:
+                    stream.ask(keyed)
                 if self._hear(None):
                     for _ in range(len(self._live)):  # bounded, so that prompts are submitted
                         if not self._hear(0.0):
@@ -196,22 +206,6 @@ class _Run:
             live.beginnings += 1
             self._begin(live)
 
-    def _ask(self) -> None:
-        asked = self._prompts()
-        if asked:
-            answers = self.engine.generate([tokens for _, tokens in asked], self.sampling, self.seed)
-            for (live, _), answer in zip(asked, answers, strict=True):
-                self._hand_on(live, answer)
-
-    def _hand_in(self, stream: Stream) -> None:
-        keyed: list[tuple[int, list[int]]] = []
-        for live, tokens in self._prompts():
-            live.key = live.next_key()
-            self._asked[live.key] = live
-            keyed.append((live.key, tokens))
-        if keyed:
-            stream.ask(keyed)
-
     def _answered(self, note: Note) -> None:
         if isinstance(note.content, BaseException):
             raise note.content
@@ -232,7 +226,11 @@ class _Run:
         ready, self._ready = sorted(self._ready, key=lambda live: live.index), []
         asked: list[tuple[Live, list[int]]] = []
         for live in ready:
-            tokens = self._tokens(live)
+            prompt: Any = live.prompt or ""
+            chat = None if isinstance(prompt, str) else self.engine.chat(prompt)
+            if chat is None and not isinstance(prompt, str):  # without a template
+                prompt = "\n\n".join(message["content"] for message in prompt)
+            tokens = self.engine.encode(prompt) if chat is None else chat
             if not live.completions:
                 live.first_prompt = tuple(tokens)
             if self.max_prompt_tokens is not None and len(tokens) > self.max_prompt_tokens:
@@ -240,13 +238,6 @@ class _Run:
             else:
                 asked.append((live, tokens))
         return asked
-
-    def _tokens(self, live: Live) -> list[int]:
-        prompt = live.prompt or ""
-        if isinstance(prompt, str):
-            return self.engine.encode(prompt)
-        tokens = self.engine.chat(prompt)
-        return self.engine.encode("\n\n".join(m["content"] for m in prompt)) if tokens is None else tokens
 
     def _finish(self, live: Live, reward: float | None, problem: str | None = None) -> None:
         goal = self.goals[live.index]

@@ -72,12 +72,6 @@ class _Seat:
     open: bool = True
 
 
-class _Call(NamedTuple):
-    ticket: int
-    seat: _Seat
-    request: Mapping[str, Any]
-
-
 class EnvironmentProcess(threading.Thread):
     """Owns one process at a time, with JSON lines over pipes; replaces a process that dies or exceeds the time limit. It ends
     with its children, and with its starter."""
@@ -85,46 +79,27 @@ class EnvironmentProcess(threading.Thread):
     def __init__(self, number: int, pool: Pool) -> None:
         super().__init__(name=f"environments-{number}", daemon=True)
         self.number, self._pool = number, pool
-        self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        source = pool.source
+        self.calls: queue.SimpleQueue[tuple[int, _Seat, Mapping[str, Any]] | None] = queue.SimpleQueue()
+        source, env = pool.source, dict(os.environ)
+        if source.held_out:  # a grader's: no secrets, and no GPUs, which belong to the engine
+            env = {name: value for name, value in env.items() if not SECRET.search(name)} | {"CUDA_VISIBLE_DEVICES": ""}
         first = {**vars(source), "file": str(source.file), "data": str(source.data), "options": dict(source.options)}
-        env = _inherited(source.held_out)
         self.child = Child(f"{PACKAGE}.worker", env, first, START_LIMIT_S, pool.call_limit_s)
-        self.seats: set[_Seat] = set()
-        self._free: list[int] = []  # places that once hosted an episode
+        self.seats: set[_Seat] = set()  # this and the next under the pool's lock
+        self.free: list[int] = []  # places that once hosted an episode
         self._ended = False
-
-    def seat(self, slot: int) -> _Seat:
-        """Return a place for a new episode; call it under the pool's lock, as `leave` and `lose`."""
-        seat = _Seat(self, slot, self._free.pop() if self._free else len(self.seats))
-        self.seats.add(seat)
-        return seat
-
-    def leave(self, seat: _Seat) -> None:
-        """Drop an episode with its pending calls."""
-        seat.open = False
-        self.seats.discard(seat)
-        self._free.append(seat.place)
-
-    def lose(self) -> tuple[int, ...]:
-        """Drop all episodes, because their process is gone; return their slots."""
-        lost = list(self.seats)
-        for seat in lost:
-            self.leave(seat)
-        self._free = []
-        return tuple(sorted(seat.slot for seat in lost))
 
     def run(self) -> None:
         while (call := self.calls.get()) is not None and not self._ended:
-            if not call.seat.open:
+            ticket, seat, request = call
+            if not seat.open:
                 continue
             event: Event
             try:
-                event = Reply(call.ticket, **self.child.call(call.request))
+                event = Reply(ticket, **self.child.call(request))
             except Exception as error:  # any error must be reported, or the caller would wait for ever
                 self.child.end()
-                slots = self._pool.lose(self)
-                event = Lost(self.number, call.ticket, f"the environment {error}"[:500], slots)
+                event = Lost(self.number, ticket, f"the environment {error}"[:500], self._pool.lose(self))
                 if isinstance(error, ChildFailed) and error.starting:
                     event = EnvironmentBroken(f"{self._pool.source.file} can't be used: {error}")
             self._pool.post(event)
@@ -135,14 +110,6 @@ class EnvironmentProcess(threading.Thread):
         self._ended = True
         self.child.kill()
         self.calls.put(None)
-
-
-def _inherited(held_out: bool) -> dict[str, str]:
-    """Return our environment; for a grader without secrets and without GPUs, which belong to the engine."""
-    if not held_out:
-        return dict(os.environ)
-    kept = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
-    return {**kept, "CUDA_VISIBLE_DEVICES": ""}
 
 
 class Pool:
@@ -169,7 +136,14 @@ class Pool:
         """Request the beginning of an episode in a slot; return the ticket, which the event repeats."""
         with self._lock:
             self._leave(slot)
-            seat = self._seats[slot] = self._worker_for(str(goal.get("id", ""))).seat(slot)
+            name, idlest = str(goal.get("id", "")), min(self._workers, key=lambda worker: len(worker.seats))
+            worker = self._knows.get(name, idlest)
+            if len(worker.seats) > len(idlest.seats) + LEAD:
+                worker = idlest
+            self._knows[name] = worker
+            seat = _Seat(worker, slot, worker.free.pop() if worker.free else len(worker.seats))
+            worker.seats.add(seat)
+            self._seats[slot] = seat
             return self._call(seat, {"goal": dict(goal), "seed": seed})
 
     def act(self, slot: int, completion: str, *, last: bool = False) -> int:
@@ -186,9 +160,10 @@ class Pool:
     def lose(self, worker: EnvironmentProcess) -> tuple[int, ...]:
         """Drop the episodes of a worker whose process is gone; return their slots."""
         with self._lock:
-            slots = worker.lose()
+            slots = tuple(sorted(seat.slot for seat in worker.seats))
             for slot in slots:
-                del self._seats[slot]
+                self._leave(slot)
+            worker.free.clear()
             self._knows = {goal: knows for goal, knows in self._knows.items() if knows is not worker}
             return slots
 
@@ -196,15 +171,9 @@ class Pool:
         """Put an event into the queue, from any thread."""
         self._events.put(event)
 
-    def next(self, timeout_s: float | None = None) -> Reply | Lost | None:
-        """Return the next event of a worker, skipping notes; None if there was none in time. Raises EnvironmentBroken: a worker
-        could not create an environment."""
-        while isinstance(event := self.hear(timeout_s), Note):
-            pass
-        return event
-
     def hear(self, timeout_s: float | None = None) -> Reply | Lost | Note | None:
-        """Return the next event or note; otherwise like `next`."""
+        """Return the next event of a worker, or note; None if there was none in time. Raises EnvironmentBroken: a worker could not
+        create an environment."""
         try:
             event = self._events.get_nowait() if timeout_s == 0.0 else self._events.get(timeout=timeout_s)
         except queue.Empty:
@@ -230,18 +199,11 @@ class Pool:
     def _call(self, seat: _Seat | None, request: Mapping[str, Any]) -> int:
         ticket = next(self._tickets)
         if seat is not None:
-            seat.worker.calls.put(_Call(ticket, seat, {"slot": seat.place, **request}))
+            seat.worker.calls.put((ticket, seat, {"slot": seat.place, **request}))
         return ticket
 
     def _leave(self, slot: int) -> None:
-        seat = self._seats.pop(slot, None)
-        if seat is not None:
-            seat.worker.leave(seat)
-
-    def _worker_for(self, goal: str) -> EnvironmentProcess:
-        idlest = min(self._workers, key=lambda worker: len(worker.seats))
-        worker = self._knows.get(goal, idlest)
-        if len(worker.seats) > len(idlest.seats) + LEAD:
-            worker = idlest
-        self._knows[goal] = worker
-        return worker
+        if (seat := self._seats.pop(slot, None)) is not None:
+            seat.open = False
+            seat.worker.seats.discard(seat)
+            seat.worker.free.append(seat.place)

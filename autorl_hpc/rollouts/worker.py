@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import numbers
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +77,10 @@ class Host:
             return {"error": words, "final": isinstance(error, Unavailable)}
 
     def _begin(self, slot: int, request: dict[str, Any]) -> dict[str, Any]:
-        seat = self._fresh(slot)
+        if slot not in self._seats:
+            spare, self._spare = self._spare, None
+            self._seats[slot] = _Seat(self._source.environment() if spare is None else spare)
+        seat = self._seats[slot]
         first = _text(seat.environment.reset(request["goal"], request["seed"]), "an observation")
         seat.transcript = Transcript(request["goal"], first)
         return {"observation": first, "prompt": self._prompt(seat)}
@@ -99,27 +103,16 @@ class Host:
                 return _text(made, "a prompt", MAX_PROMPT_CHARS)
             if not all({"role", "content"} <= message.keys() for message in made):
                 raise InvalidStep("a message has a role and a content")
-            return [
-                {
-                    _text(name, "a field"): _text(text, "a message's text", MAX_PROMPT_CHARS)
-                    for name, text in each.items()
-                }
-                for each in made
-            ]
-
-    def _fresh(self, slot: int) -> _Seat:
-        if slot not in self._seats:
-            spare, self._spare = self._spare, None
-            self._seats[slot] = _Seat(self._source.environment() if spare is None else spare)
-        return self._seats[slot]
+            prompt = []
+            for each in made:
+                pairs = [(_text(k, "a field"), _text(v, "a message's text", MAX_PROMPT_CHARS)) for k, v in each.items()]
+                prompt.append(dict(pairs))
+            return prompt
 
     def _drop(self, slot: int) -> None:
-        seat = self._seats.pop(slot, None)
-        if seat is not None:
-            try:
+        if (seat := self._seats.pop(slot, None)) is not None:
+            with suppress(Exception):  # its first error is the one reported
                 seat.environment.close()
-            except Exception:
-                pass  # its first error is the one reported
 
 
 class DialogueFailed(Exception):

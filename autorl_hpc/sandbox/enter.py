@@ -59,38 +59,29 @@ def _landlock(job: dict[str, Any]) -> None:
 def _namespaces(job: dict[str, Any]) -> None:
     os.environ["TMPDIR"] = "/tmp"
     linux.unshare(os.geteuid(), os.getegid(), network=not job["open"])
-    first = os.fork()
-    if first:
-        _outside(first)
+    if (
+        child := os.fork()
+    ):  # outside: wait, without the signals that a scheduler sends to all processes, and exit as it did
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+        os.closerange(0, 256)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os._exit(code if code >= 0 else 128 - code)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     linux.call("sethostname", job["host"].encode(), ctypes.c_size_t(len(job["host"])))
     if not job["open"]:
-        _loopback()
+        import fcntl
+        import socket
+        import struct
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:  # the loopback is up
+            given = fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0))
+            flags = struct.unpack("16sh14x", given)[1] | IFF_UP
+            fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags))
     _mount(job)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     os.setsid()
     linux.drop_capabilities()
-
-
-def _outside(child: int) -> None:
-    """Wait for the sandbox's first process, ignoring signals that a scheduler sends to all processes; exit as it did."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    os.closerange(0, 256)
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)
-
-
-def _loopback() -> None:
-    import fcntl
-    import socket
-    import struct
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sh14x", b"lo", 0)
-        flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request))[1]
-        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
 
 
 def _mount(job: dict[str, Any]) -> None:

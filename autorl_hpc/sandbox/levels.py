@@ -57,9 +57,8 @@ class Apptainer(Level):
 
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
         assert plan.image is not None
-        made = [_apptainer() or "apptainer", "--silent", "exec", "--contain", "--pid", "--ipc", "--uts"]
-        made += ["--no-home", "--no-privs"]
-        made += ["--workdir", plan.tmp, "--pwd", plan.workspace, "--env", "TMPDIR=/tmp"]
+        made = [_apptainer() or "apptainer", "--silent", "exec", "--contain", "--pid", "--ipc", "--uts", "--no-home"]
+        made += ["--no-privs", "--workdir", plan.tmp, "--pwd", plan.workspace, "--env", "TMPDIR=/tmp"]
         if any(os.path.basename(device).startswith("nvidia") for device in plan.devices):
             made.append("--nv")
         if plan.network is not Network.OPEN:

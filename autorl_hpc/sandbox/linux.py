@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 
@@ -96,24 +97,17 @@ def apply(rules: Sequence[tuple[str, int]], ports: Sequence[int] | None) -> None
     ruleset = _syscall(CREATE_RULESET, ctypes.byref(wanted), size, 0)
     try:
         for path, access in rules:
-            _allow(ruleset, path, access & known)
+            with suppress(FileNotFoundError):
+                folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                try:
+                    _syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(_Beneath(access & known, folder)), 0)
+                finally:
+                    os.close(folder)
         for port in (ports or ()) if abi >= 4 else ():
             _syscall(ADD_RULE, ruleset, NET_PORT, ctypes.byref(_Port(NET_TCP, port)), 0)
         _syscall(RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
-
-
-def _allow(ruleset: int, path: str, access: int) -> None:
-    try:
-        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        rule = _Beneath(access, folder)
-        _syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(rule), 0)
-    finally:
-        os.close(folder)
 
 
 def _syscall(number: int, *arguments: object) -> int:
@@ -178,17 +172,15 @@ def bind(source: str, target: str, *, read_only: bool = True) -> None:
     else:
         return
     mount(source, target, None, MS_BIND | MS_REC, None)
-    for below in _mounts_below(target) if read_only else ():
-        flags = os.statvfs(below).f_flag
-        kept = flags & KEPT_FLAGS | (MS_RELATIME if flags & ST_RELATIME else 0)
-        mount("none", below, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept, None)
-
-
-def _mounts_below(target: str) -> list[str]:
+    if not read_only:
+        return
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         points = [line.split(" ")[4] for line in file]
     names = [point.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\") for point in points]
-    return [name for name in names if name == target or name.startswith(f"{target}/")]
+    for below in (name for name in names if name == target or name.startswith(f"{target}/")):
+        flags = os.statvfs(below).f_flag
+        kept = flags & KEPT_FLAGS | (MS_RELATIME if flags & ST_RELATIME else 0)
+        mount("none", below, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept, None)
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:

@@ -67,31 +67,22 @@ def _each(items: Any) -> list[object]:
     return [encode(item) for item in items]
 
 
-def _pairs(items: dict[Any, Any]) -> list[object]:
-    return [[encode(key), encode(item)] for key, item in items.items()]
-
-
-KINDS: tuple[tuple[str, type | tuple[type, ...], Callable[[Any], object], Callable[[Any], object]], ...] = (
+KINDS: tuple[tuple[str, Any, Callable[[Any], object], Callable[[Any], object]], ...] = (
     ("i", int, hex, lambda text: int(text, 16)),
     ("f", float, float.hex, float.fromhex),
     ("c", complex, lambda c: [c.real.hex(), c.imag.hex()], lambda parts: complex(*map(float.fromhex, parts))),
     ("b", (bytes, bytearray), lambda data: data.hex(), bytes.fromhex),
-    ("t", tuple, _each, lambda items: tuple(map(_decode, items))),
-    ("s", set, _each, lambda items: set(map(_decode, items))),
-    ("z", frozenset, _each, lambda items: frozenset(map(_decode, items))),
-    ("d", dict, _pairs, lambda pairs: {_decode(key): _decode(item) for key, item in pairs}),
+    ("t", tuple, _each, tuple),
+    ("s", set, _each, set),
+    ("z", frozenset, _each, frozenset),
+    ("d", dict, lambda found: [_each(pair) for pair in found.items()], dict),
     ("r", range, lambda r: [r.start, r.stop, r.step], lambda parts: range(*parts)),
     ("D", Decimal, str, Decimal),
-    (
-        "F",
-        Fraction,
-        lambda f: [hex(f.numerator), hex(f.denominator)],
-        lambda p: Fraction(*(int(each, 16) for each in p)),
-    ),
-    ("n", (), _each, lambda items: _Drawn([_decode(item) for item in items])),
+    ("F", Fraction, lambda f: [hex(f.numerator), hex(f.denominator)], lambda p: Fraction(*(int(n, 16) for n in p))),
+    ("n", (), _each, _Drawn),
     ("o", (), lambda _: 0, lambda _: Opaque()),
 )
-"""Letter, types that it stands for, how they are written and read."""
+"""Letter, types that it stands for, how they are written and read; lists are read before."""
 _DECODERS = {letter: read_kind for letter, _, _, read_kind in KINDS}
 OPAQUE: Message = {"o": 0}
 
@@ -130,7 +121,7 @@ def _decode(value: object) -> object:
     if not isinstance(value, dict):
         return value
     ((letter, inside),) = value.items()
-    return _DECODERS[letter](inside)
+    return _DECODERS[letter](_decode(inside))
 
 
 def framed(message: object) -> bytes:
@@ -195,9 +186,22 @@ def confine(plan: dict[str, Any], *, output: int, requests: int, answers: int) -
     os.setsid()
     linux.prctl(linux.PR_SET_PDEATHSIG, linux.SIGKILL)
     linux.prctl(linux.PR_SET_DUMPABLE, 1)  # otherwise its own /proc/self/uid_map can't be written
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    _descriptors(nothing, output, output, requests, answers)
-    _limits(plan)
+    kept = (os.open(os.devnull, os.O_RDONLY), output, output, requests, answers)
+    for wanted, number in enumerate(
+        [fcntl.fcntl(number, fcntl.F_DUPFD, 16) for number in kept]
+    ):  # away from the targets first
+        os.dup2(number, wanted)
+    os.closerange(len(kept), MOST_DESCRIPTORS)
+    for kind, value in (
+        (resource.RLIMIT_CPU, plan["cpu_s"]),
+        (resource.RLIMIT_AS, plan["memory_bytes"]),
+        (resource.RLIMIT_FSIZE, plan["file_bytes"]),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        resource.setrlimit(kind, (value, value))
     private = plan["folder"]
     if NAMESPACES in plan["layers"]:
         _namespaces(plan)
@@ -238,27 +242,6 @@ def _namespaces(plan: dict[str, Any]) -> None:
     linux.enter_root(folder)
 
 
-def _descriptors(*kept: int) -> None:
-    # First move them away from the target numbers.
-    away = [fcntl.fcntl(number, fcntl.F_DUPFD, 16) for number in kept]
-    for wanted, number in enumerate(away):
-        os.dup2(number, wanted)
-    os.closerange(len(kept), MOST_DESCRIPTORS)
-
-
-def _limits(plan: dict[str, Any]) -> None:
-    for kind, value in (
-        (resource.RLIMIT_CPU, plan["cpu_s"]),
-        (resource.RLIMIT_AS, plan["memory_bytes"]),
-        (resource.RLIMIT_FSIZE, plan["file_bytes"]),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-    ):
-        resource.setrlimit(kind, (value, value))
-
-
 # --- the candidate, after it was confined: defines the program and answers calls until the pipe closes
 # Nothing here is trusted once the program runs; whatever it does to this process, it can only answer.
 
@@ -268,21 +251,6 @@ RAISED = "raised"
 CONFINED, REFUSED = "confined", "refused"
 REASONS_OF_FAILURE = {"syntax": "syntax", "undefined": "undefined", "not_plain": "answer"}
 """By the candidate's word: the reason."""
-
-
-def _be_candidate(plan: Message, output: int, requests: int, answers: int) -> None:
-    """Run the child's part; never returns."""
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        try:
-            confine(plan, output=output, requests=requests, answers=answers)
-        except OSError as error:
-            send(answers, framed({REFUSED: str(error)}))
-            os._exit(1)
-        send(4, framed({CONFINED: True}))
-        serve(plan["source"], plan["entry_point"], 3, 4)
-    finally:
-        os._exit(0)
 
 
 def serve(source: str, entry_point: str, requests: int, answers: int) -> None:
@@ -333,11 +301,7 @@ NEARLY_S = 0.5  # if a process was killed within this of its CPU limit, the limi
 
 
 class Stop(BaseException):
-    """The outcome is known. Not an Exception, so that no `except` in a test catches it."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """The outcome is known: its argument. Not an Exception, so that no `except` in a test catches it."""
 
 
 class ProgramRaised(Exception):
@@ -364,7 +328,17 @@ class Checker:
         self._answers, answer_end = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            _be_candidate(self.plan, self._output, request_end, answer_end)
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                try:
+                    confine(self.plan, output=self._output, requests=request_end, answers=answer_end)
+                except OSError as error:
+                    send(answer_end, framed({REFUSED: str(error)}))
+                    os._exit(1)
+                send(4, framed({CONFINED: True}))
+                serve(self.plan["source"], self.plan["entry_point"], 3, 4)
+            finally:
+                os._exit(0)
         os.close(request_end)
         os.close(answer_end)
         try:
@@ -453,22 +427,18 @@ class Checker:
         """Wait for the candidate, and count the time in which it sleeps. It is idle if neither it nor a child of it is runnable
         or waits for a disk; so the machine's load makes no program idle."""
         while not select.select([pipe], [], [], LOOK_S)[0]:
-            self._check_folder()
+            with (
+                suppress(OSError),
+                os.scandir(self.plan["folder"]) as entries,
+            ):  # if no file system of its own limits it
+                sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries]
+                if sum(sizes) > self.plan["folder_bytes"] or len(sizes) > self.plan["files"]:
+                    raise Stop("output")
             states = [stat_fields(pid)[:1] for pid in (self._pid, *_children(self._pid))]
             if self._confined and [b"R"] not in states and [b"D"] not in states:
                 self._idle_s += LOOK_S
                 if self._idle_s > self.plan["idle_s"]:
                     raise Stop("time")
-
-    def _check_folder(self) -> None:
-        """Check the size of the private folder, if no file system of its own limits it."""
-        try:
-            with os.scandir(self.plan["folder"]) as entries:
-                sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries]
-        except OSError:
-            return
-        if sum(sizes) > self.plan["folder_bytes"] or len(sizes) > self.plan["files"]:
-            raise Stop("output")
 
     def _not_an_answer(self, told: Message) -> None:
         """Raise what the candidate's message means; only the messages listed here are accepted."""
@@ -501,10 +471,6 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def _out_of_time(*_: object) -> None:
-    raise Stop("time")
-
-
 def check_one() -> None:
     """Run one program: read plan, program and test from descriptor 0, write the outcome to descriptor 1."""
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -514,14 +480,18 @@ def check_one() -> None:
     cpu_s, hard = int(max(plan["cpu_s"], plan["wall_s"]) + GRACE_S), resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s if hard < 0 else min(cpu_s, hard), hard))
     checker = Checker(plan)
-    signal.signal(signal.SIGALRM, _out_of_time)
+
+    def out_of_time(*_: object) -> None:
+        raise Stop("time")
+
+    signal.signal(signal.SIGALRM, out_of_time)
     signal.setitimer(signal.ITIMER_REAL, plan["wall_s"])
     try:
         checker.start()
         checker.check(str(read(0, MOST_INPUT_BYTES)["test"]))
         reason = "passed"
     except Stop as stop:
-        reason = stop.reason
+        reason = stop.args[0]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     checker.end()

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.processes import ended_by
@@ -103,18 +102,11 @@ NO_PACKAGES = ("site-packages", "dist-packages")
 """Folders that appear empty to programs, because installed packages may hold a benchmark's answers."""
 
 
-class Libraries(NamedTuple):
-    """The readable files in two forms: for mounts (`roots`, `hidden`) and for allow lists (`readable`, `listable`)."""
-
-    roots: list[str]  # folders, files and links to show
-    hidden: list[str]  # folders below them that stay empty
-    readable: list[str]  # folders with everything below them, and files
-    listable: list[str]  # folders whose names only may be read
-
-
 @functools.cache
-def libraries() -> Libraries:
-    """Return what this interpreter needs; computed once per process."""
+def libraries() -> dict[str, list[str]]:
+    """Return what this interpreter needs, in two forms, once per process. For mounts: `roots` (folders, files and links to show), `hidden`
+    (folders below them that stay empty). For allow lists: `readable` (folders with everything below them, and files), `listable` (folders
+    whose names alone may be read)."""
     wanted = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     wanted += [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)]
     wanted += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
@@ -125,30 +117,20 @@ def libraries() -> Libraries:
     for path in sorted(there - set(links) | {os.path.realpath(path) for path in links}):
         if not any(path.startswith(f"{root}/") for root in roots):
             roots.append(path)
-    hidden: list[str] = []
-    readable: list[str] = []
-    listable: list[str] = []
-    for root in roots:
-        _spread(root, hidden, readable, listable)
-    return Libraries([*roots, *links], hidden, readable, listable)
-
-
-def _spread(folder: str, hidden: list[str], readable: list[str], listable: list[str]) -> None:
-    """Allow a folder with packages entry by entry, because Landlock can't exclude parts of what it allows."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    pythons = [name for name in names if name.startswith("python") and os.path.isdir(os.path.join(folder, name))]
-    if not pythons and not set(names) & set(NO_PACKAGES):
-        readable.append(folder)
-        return
-    listable.append(folder)
-    for name in names:
-        path = os.path.join(folder, name)
-        if name in NO_PACKAGES:
-            hidden.append(path)
-        elif name in pythons:
-            _spread(path, hidden, readable, listable)
-        else:
-            readable.append(path)
+    found: dict[str, list[str]] = {"hidden": [], "readable": [], "listable": []}
+    left = list(roots)
+    while left:  # a folder with packages is allowed entry by entry: Landlock can't exclude parts of what it allows
+        folder = left.pop()
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        pythons = [name for name in names if name.startswith("python") and os.path.isdir(os.path.join(folder, name))]
+        if not pythons and not set(names) & set(NO_PACKAGES):
+            found["readable"].append(folder)
+            continue
+        found["listable"].append(folder)
+        left += [os.path.join(folder, name) for name in pythons]
+        for name in set(names) - set(pythons):
+            found["hidden" if name in NO_PACKAGES else "readable"].append(os.path.join(folder, name))
+    return {"roots": [*roots, *links], **found}
 
 
 # --- the interpreter that runs them
@@ -206,18 +188,14 @@ class ProgramRunner:
         """Return a `Reason`, or `refused`, `defect` or `lost` (the checker died), with details."""
         folder = tempfile.mkdtemp(prefix="autorl-program-")
         try:
-            plan = {
-                **asdict(self._limits),
-                **libraries()._asdict(),
-                **asdict(program),
-                "layers": layers,
-                "folder": folder,
-            }
+            plan = {**asdict(self._limits), **libraries(), **asdict(program), "layers": layers, "folder": folder}
             test = plan.pop("test")
             with _CORES:
                 return self._ask(framed(plan) + framed({"test": test}))
         finally:
-            _remove(folder)
+            for parent, _, _ in os.walk(folder):
+                os.chmod(parent, stat.S_IRWXU)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _ask(self, words: bytes) -> tuple[str, str]:
         ours, its = socket.socketpair()
@@ -241,6 +219,9 @@ class ProgramRunner:
             if self._over:
                 raise OSError("programs were stopped")
             if self._server is None or self._server[0].poll() is not None:
+                # A fixed hash seed gives sets one order, so that verdicts don't depend on it. Its libraries keep their path.
+                env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+                env |= {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
                 ours, its = socket.socketpair()
                 with its:
                     process = subprocess.Popen(
@@ -249,7 +230,7 @@ class ProgramRunner:
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
                         cwd="/",
-                        env=_environment(),
+                        env=env,
                         start_new_session=True,
                     )
                 if self._server is not None:
@@ -266,21 +247,6 @@ class ProgramRunner:
                 control.close()
                 process.kill()
                 process.wait()
-
-
-def _environment() -> dict[str, str]:
-    # A fixed hash seed gives sets one order, so that verdicts don't depend on it. Keep the path of the interpreter's libraries.
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return {**kept, "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
-
-
-def _remove(folder: str) -> None:
-    try:
-        shutil.rmtree(folder)
-    except OSError:
-        for parent, _, _ in os.walk(folder):
-            os.chmod(parent, stat.S_IRWXU)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 # --- confinement on this host, found by running a program behind each layer
@@ -310,7 +276,12 @@ def isolation() -> Isolation:
         while working and _fault(runner, working):
             working = working[1:]
         why = "; ".join(f"{layer}: {fault}" for layer, fault in faults.items() if fault)
-        found = Isolation(working, may_write=not working or _may_write(runner, working), why=why)
+        with tempfile.TemporaryDirectory(
+            prefix="autorl-probe-"
+        ) as folder:  # can it write a file of its user? Or can't that be told?
+            test = f"def check(attempt):\n    assert not attempt({str(Path(folder, 'written'))!r})\n"
+            reason, _ = runner.outcome(Program(_ATTEMPT, test, "attempt"), working)
+        found = Isolation(working, may_write=not working or reason != Reason.PASSED, why=why)
     log.info("programs are confined by %s", found.name)
     return found
 
@@ -341,13 +312,6 @@ def _cannot_run(what: str) -> AutorlError:
     limit = too_low(ProgramLimits())
     advice = f"raise that limit for graders ({limit})" if limit else "look at this node's memory, /tmp and limits"
     return AutorlError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
-
-
-def _may_write(runner: ProgramRunner, layers: tuple[str, ...]) -> bool:
-    """Return whether a program behind these layers can write a file of its user, or whether that can't be told."""
-    with tempfile.TemporaryDirectory(prefix="autorl-probe-") as folder:
-        test = f"def check(attempt):\n    assert not attempt({str(Path(folder, 'written'))!r})\n"
-        return runner.outcome(Program(_ATTEMPT, test, "attempt"), layers)[0] != Reason.PASSED
 
 
 # --- running many programs

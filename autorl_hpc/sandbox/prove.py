@@ -33,7 +33,6 @@ from autorl_hpc.states import Fault, Network, SandboxLevel
 TRIAL_S = 60.0  # CUDA may take many seconds to start on a node with eight GPUs
 MUNGE = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
 MAX_SAID = 300
-IPC = "/proc/self/ns/ipc"
 
 
 @dataclass(frozen=True)
@@ -80,60 +79,51 @@ def probe(
         return TrialFindings((why,))
     if level.name is SandboxLevel.NONE:
         return TrialFindings((), level.known_holes(plan))
-    with _waiting_outside() as outside, _echoes(plan):
-        try:
-            job = _job(level, plan, outside, secret, programs)
-            value, start_s = _try(level, plan, env, job)
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            return TrialFindings((str(error)[:MAX_SAID] or type(error).__name__,))
-        holes = (*_holes(value, outside), *level.known_holes(plan))
-        return TrialFindings(tuple(_failures(value, plan, outside)), holes, start_s)
 
-
-def _job(
-    level: Level, plan: SandboxPlan, outside: Outside, secret: Sequence[str], programs: Sequence[str]
-) -> dict[str, Any]:
-    inside = level.name is not SandboxLevel.LANDLOCK
-    placed = [target if inside else source for source, target in plan.placed]
-    return {
-        "hidden": [path for path in plan.hidden if os.path.isdir(path)],
-        "secret": list(secret),
-        "read_only": [*placed, sys.prefix],
-        "placed": placed,
-        "workspace": plan.workspace,
-        "tcp": outside.tcp,
-        "udp": outside.udp.getsockname()[1],
-        "word": outside.word,
-        "sockets": [outside.unix, *(path for path in MUNGE if os.path.exists(path))],
-        "pid": outside.target.pid,
-        "backwards": outside.clock[::-1],
-        "terminal": outside.terminal,
-        "key_calls": key_calls(),
-        "ipc": os.readlink(IPC),
-        "settings": ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/dirty_writeback_centisecs"],
-        "programs": list(programs),
-        "cuda": cuda_works(),
-        "ways": [port for port, _ in _ways(plan)] if inside else [],
-    }
-
-
-def _try(level: Level, plan: SandboxPlan, env: Mapping[str, str], job: dict[str, Any]) -> tuple[dict[str, Any], float]:
     def run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
         argv, null = level.argv(plan, command), subprocess.DEVNULL
         return subprocess.run(
             argv, check=False, env=dict(env), cwd=plan.workspace, stdin=null, capture_output=True, timeout=TRIAL_S
         )
 
+    inside = level.name is not SandboxLevel.LANDLOCK
+    placed = [target if inside else source for source, target in plan.placed]
     python = "python3" if level.name is SandboxLevel.APPTAINER else sys.executable
     script = Path(__file__).with_name("trial.py").read_text(encoding="utf-8")
-    done = run([python, "-I", "-c", script, json.dumps(job)])
-    value = json.loads(done.stdout) if done.returncode == 0 else None
-    if not isinstance(value, dict):
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise OSError(f"exit code {done.returncode}" + (f": {said[-1]}" if said else ""))
-    started = time.monotonic()
-    run(["true"])
-    return value, time.monotonic() - started
+    with _waiting_outside() as outside, _echoes(plan):
+        job = {
+            "hidden": [path for path in plan.hidden if os.path.isdir(path)],
+            "secret": list(secret),
+            "read_only": [*placed, sys.prefix],
+            "placed": placed,
+            "workspace": plan.workspace,
+            "tcp": outside.tcp,
+            "udp": outside.udp.getsockname()[1],
+            "word": outside.word,
+            "sockets": [outside.unix, *(path for path in MUNGE if os.path.exists(path))],
+            "pid": outside.target.pid,
+            "backwards": outside.clock[::-1],
+            "terminal": outside.terminal,
+            "key_calls": key_calls(),
+            "ipc": os.readlink("/proc/self/ns/ipc"),
+            "settings": ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/dirty_writeback_centisecs"],
+            "programs": list(programs),
+            "cuda": cuda_works(),
+            "ways": [port for port, _ in _ways(plan)] if inside else [],
+        }
+        try:
+            done = run([python, "-I", "-c", script, json.dumps(job)])
+            value = json.loads(done.stdout) if done.returncode == 0 else None
+            if not isinstance(value, dict):
+                said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+                raise OSError(f"exit code {done.returncode}" + (f": {said[-1]}" if said else ""))
+            started = time.monotonic()
+            run(["true"])
+            start_s = time.monotonic() - started
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            return TrialFindings((str(error)[:MAX_SAID] or type(error).__name__,))
+        holes = (*_holes(value, outside), *level.known_holes(plan))
+        return TrialFindings(tuple(_failures(value, plan, outside)), holes, start_s)
 
 
 def _failures(value: dict[str, Any], plan: SandboxPlan, outside: Outside) -> Iterator[str]:
@@ -183,20 +173,19 @@ def _holes(value: dict[str, Any], outside: Outside) -> tuple[str, ...]:
     return tuple(hole for hole, there in found.items() if there)
 
 
-def _server() -> socket.socket:
-    """At a port outside the ephemeral range, which level landlock leaves open."""
-    for port in random.sample(range(20000, 29000), 50):
-        with suppress(OSError):
-            return socket.create_server(("127.0.0.1", port))
-    raise OSError("no free port for a trial")
-
-
 @contextmanager
 def _waiting_outside() -> Iterator[Outside]:
     word = f"autorl-trial-{secrets.token_hex(8)}"
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="autorl-", dir=SHORT))
-        tcp = stack.enter_context(_server())
+        tcp = stack.enter_context(socket.socket())
+        for port in random.sample(range(20000, 29000), 50):  # level landlock leaves the ephemeral ones open
+            with suppress(OSError):
+                tcp.bind(("127.0.0.1", port))
+                break
+        else:
+            raise OSError("no free port for a trial")
+        tcp.listen()
         udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         udp.bind(("127.0.0.1", 0))
         for address in (f"\0{word}", f"{folder}/s"):
@@ -224,6 +213,14 @@ def _ways(plan: SandboxPlan) -> tuple[tuple[int, str], ...]:
 @contextmanager
 def _echoes(plan: SandboxPlan) -> Iterator[None]:
     """Substitute bridge and gateway at the plan's sockets during the trial, unless they are running."""
+
+    def echo(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                with client, suppress(OSError):
+                    client.sendall(client.recv(5))
+
     with ExitStack() as stack:
         for _, name in _ways(plan):
             path = Path(plan.socket_folder or "") / name
@@ -231,18 +228,10 @@ def _echoes(plan: SandboxPlan) -> Iterator[None]:
                 listener = stack.enter_context(socket.socket(socket.AF_UNIX))
                 listener.bind(str(path))
                 listener.listen()
-                threading.Thread(target=_echo, args=(listener,), name="trial", daemon=True).start()
+                threading.Thread(target=echo, args=(listener,), name="trial", daemon=True).start()
                 stack.callback(path.unlink, missing_ok=True)
                 stack.callback(listener.shutdown, socket.SHUT_RDWR)
         yield
-
-
-def _echo(listener: socket.socket) -> None:
-    with suppress(OSError):
-        while True:
-            client, _ = listener.accept()
-            with client, suppress(OSError):
-                client.sendall(client.recv(5))
 
 
 # --- choice of the level: the one demanded, else the strongest that works

@@ -105,13 +105,8 @@ def outermost(paths: Iterable[str]) -> list[str]:
 
 def devices() -> list[str]:
     """Return device nodes that programs need: harmless ones, and those of GPUs."""
-    found = [f"/dev/{name}" for name in DEVICES]
-    try:
-        names = sorted(os.listdir("/dev"))
-    except OSError:
-        names = []
-    found += [f"/dev/{name}" for name in names if name.startswith(GPU_DEVICES)]
-    return [path for path in found if os.path.exists(path)]
+    gpus = sorted(name for name in os.listdir("/dev") if name.startswith(GPU_DEVICES))
+    return [path for path in (f"/dev/{name}" for name in (*DEVICES, *gpus)) if os.path.exists(path)]
 
 
 def slurm_programs(outer: dict[str, str]) -> list[str]:
@@ -139,15 +134,13 @@ def carved(readable: Sequence[str], hidden: Sequence[str]) -> list[str]:
             inner = [os.path.join(path, name) for name in os.listdir(path)]
         except OSError:
             continue
-        left += [child for child in inner if not _leads_to(child, hidden)]
+        left += [child for child in inner if not (os.path.islink(child) and _leads_to(child, hidden))]
     return sorted(found)
 
 
-def _leads_to(path: str, hidden: Sequence[str]) -> bool:
-    """Return whether it is a link to something hidden or to a parent of it: Debian's /usr/bin/X11 is /usr/bin."""
-    if not os.path.islink(path):
-        return False
-    real = os.path.realpath(path)
+def _leads_to(link: str, hidden: Sequence[str]) -> bool:
+    """Return whether it leads to something hidden or to a parent of it: Debian's /usr/bin/X11 is /usr/bin."""
+    real = os.path.realpath(link)
     return any(below(real, each) or below(each, real) for each in hidden)
 
 

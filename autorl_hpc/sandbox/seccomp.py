@@ -135,8 +135,8 @@ F_SETLEASE, F_SETDELEG = 1024, 1040
 
 def key_calls() -> list[int]:
     """Return the numbers of keyctl, add_key and request_key; none if this architecture's numbers are unknown."""
-    machine = os.uname().machine
-    return [row[0] for row in _numbers(KEY_CALLS, ARCHITECTURES[machine][1])] if machine in ARCHITECTURES else []
+    _, column = ARCHITECTURES.get(os.uname().machine, (0, None))
+    return [] if column is None else [row[0] for row in _numbers(KEY_CALLS, column)]
 
 
 def guard_job(*, shares_ipc: bool = False) -> dict[str, Any] | None:

@@ -35,16 +35,11 @@ def write(path: str) -> None:
     os.unlink(os.path.join(path, ".autorl-trial"))
 
 
-def read(path: str) -> None:
+def find(path: str, word: bytes = b"") -> None:
     with open(path, "rb") as file:
-        if not file.read(1):
-            raise OSError("empty")
-
-
-def find(path: str, word: str) -> None:
-    with open(path, "rb") as file:
-        if word.encode() not in file.read():
-            raise OSError("another process")
+        data = file.read() if word else file.read(1)
+    if not data or word not in data:
+        raise OSError("empty, or another process")
 
 
 def names(path: str) -> "list[str]":
@@ -52,16 +47,6 @@ def names(path: str) -> "list[str]":
         return os.listdir(path)
     except OSError:
         return []
-
-
-def seen(word: str) -> bool:
-    """Return whether a process with this word in its command line is visible."""
-    lines = each((f"/proc/{name}/cmdline" for name in names("/proc") if name.isdigit()), lambda path: find(path, word))
-    return True in lines.values()
-
-
-def tcp(port: int) -> None:
-    socket.create_connection(("127.0.0.1", port), TIMEOUT_S).close()
 
 
 def udp(port: int, word: str) -> None:
@@ -84,10 +69,6 @@ def answered(port: int) -> None:
             raise OSError("no answer")
 
 
-def open_to_write(path: str) -> None:
-    os.close(os.open(path, os.O_WRONLY))
-
-
 def lease(path: str) -> None:
     with open(os.path.join(path, ".autorl-trial"), "w") as file:
         os.unlink(file.name)
@@ -101,12 +82,6 @@ def ipc(outside: str) -> None:
     if segment < 0:
         raise OSError("refused, or not the node's")
     libc.shmctl(segment, 0, None)
-
-
-def lock(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    os.close(fd)
 
 
 def keys(calls: "list[int]") -> None:
@@ -131,28 +106,30 @@ def cuda() -> None:
 
 def main() -> None:
     job = json.loads(sys.argv[1])
-    pid = job["pid"]
+    pid, word = job["pid"], job["word"]
+    clock = job["backwards"][::-1].encode()  # reversed, because it is in this process's own command line
+    lines = [f"/proc/{name}/cmdline" for name in names("/proc") if name.isdigit()]
     out = {
         "listed": {path: names(path) for path in job["hidden"]},
-        "read": each(job["secret"], read),
+        "read": each(job["secret"], find),
         "written": each(job["read_only"], write),
         "workspace": tried(lambda: write(job["workspace"])),
         "tmp": tried(lambda: write(os.environ.get("TMPDIR", "/tmp"))),
         "shm": tried(lambda: write("/dev/shm")),
         "placed": each(job["placed"], os.listdir),
-        "tcp": tried(lambda: tcp(job["tcp"])),
-        "udp": tried(lambda: udp(job["udp"], job["word"])),
-        "abstract": tried(lambda: unix("\0" + job["word"])),
+        "tcp": tried(lambda: socket.create_connection(("127.0.0.1", job["tcp"]), TIMEOUT_S).close()),
+        "udp": tried(lambda: udp(job["udp"], word)),
+        "abstract": tried(lambda: unix("\0" + word)),
         "sockets": each(job["sockets"], unix),
         "lease": tried(lambda: lease(job["workspace"])),
         "ipc": tried(lambda: ipc(job["ipc"])),
-        "lock": tried(lambda: lock(job["read_only"][-1])),
+        "lock": tried(lambda: fcntl.flock(os.open(job["read_only"][-1], os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)),
         "keys": tried(lambda: keys(job["key_calls"])) if job["key_calls"] else True,
         "terminal": tried(lambda: os.close(os.open(job["terminal"], os.O_RDWR | os.O_NOCTTY))),
-        "environ": tried(lambda: find(f"/proc/{pid}/environ", job["word"])),
-        "settings": each(job["settings"], open_to_write),
-        "shared_shm": os.path.exists("/dev/shm/" + job["word"]),
-        "seen": seen(job["backwards"][::-1]),  # reversed, because it is in this process's own command line
+        "environ": tried(lambda: find(f"/proc/{pid}/environ", word.encode())),
+        "settings": each(job["settings"], lambda path: os.close(os.open(path, os.O_WRONLY))),
+        "shared_shm": os.path.exists("/dev/shm/" + word),
+        "seen": True in each(lines, lambda path: find(path, clock)).values(),
         "programs": {path: os.access(path, os.X_OK) for path in job["programs"]},
         "cuda": tried(cuda) if job["cuda"] else None,
         "signal": tried(lambda: os.kill(pid, signal.SIGTERM)) if pid > LEAST_PID else "untried",

@@ -38,8 +38,8 @@ MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024  # Limit of one response; an answer of
 MAX_QUOTE_CHARS: Final = 200  # Limit of an endpoint's text quoted in an error
 PASSING: Final = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529))
 """Status codes after which the same request may succeed."""
-REFUSALS: Final = frozenset((400, 413, 422))
-"""Status codes that may concern only this conversation: too long, or filtered."""
+REFUSALS: Final = frozenset((400, 403, 413, 422, 451))
+"""Status codes that may concern only this conversation, which holds an answer of the model: too long, or filtered."""
 LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 FIRST_PAUSE_S: Final = 1.0  # Pause after the first failure; it doubles with each further one
 MAX_PAUSE_S: Final = 120.0  # Longest pause before a retry, even if the endpoint asks for a longer one

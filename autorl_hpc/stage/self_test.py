@@ -116,7 +116,7 @@ class Trial:
     def _ask(self, pool: Pool, goal: Goal, what: str, call: Callable[[], int]) -> Reply:
         ticket = call()
         while True:
-            event = pool.next()
+            event = pool.hear()
             if isinstance(event, Lost):
                 raise self._wrong(f"{what} of goal {goal['id']}: {event.reason}")
             if isinstance(event, Reply) and event.ticket == ticket:

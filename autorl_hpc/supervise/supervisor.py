@@ -19,7 +19,7 @@ from typing import Any
 
 from autorl_hpc.agents import Agent, load_agent
 from autorl_hpc.agents.definition import RESTART
-from autorl_hpc.drivers.client import forget_key, lost, wait_key, wait_ready
+from autorl_hpc.drivers.client import answers_us, forget_key, lost, wait_key, wait_ready
 from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import atomic
 from autorl_hpc.files.faults import is_cluster_error
@@ -92,6 +92,7 @@ class AgentRun:
     gateway: GatewayProcess | None
     seals: Seals
     prompts: laying.Prompts
+    last: bool  # no attempt comes after this one
     look_s: float = LOOK_S
     _next_look: float = field(default=0.0, init=False)
     _next_tell: float = field(default=0.0, init=False)
@@ -189,8 +190,12 @@ class AgentRun:
                 return from_os_error(error, "writing into the workspace", self.workspace).what
         if self.gateway is None or self.gateway.deaf:
             return None if self.gateway is None else "the gateway was dead"
-        calls, clock = read_calls(self.run.driver_log), self.clock
-        return lost(calls, clock.attempt, clock.elapsed_s, exited=exited)
+        calls, clock, gateway = read_calls(self.run.driver_log), self.clock, self.gateway
+        answers = lambda: False  # noqa: E731 - it works again
+        if not exited or self.last:
+            dialect = "any" if self.agent.file.driver is None else self.agent.file.driver.dialect
+            answers = lambda: answers_us(self.experiment, gateway.driver, gateway.spec, dialect)  # noqa: E731
+        return lost(calls, clock.attempt, clock.elapsed_s, exited=exited, answers=answers)
 
     def until_end(self, process: AgentProcess, usage: UsageWatch) -> EndedBy | None:
         """Wait until something ends this start of the agent. Return None for a signal or a newer attempt."""
@@ -307,7 +312,7 @@ class Supervisor:
             when = "before it started" if view.attempt == 0 else f"after attempt {view.attempt} had ended"
             return self.seals.without_agent(EndedBy.CANCELLED, None, f"cancelled {when}")
         # A preemption doesn't count as a crash: it may happen any number of times, and the budget limits the run.
-        crashes = view.attempt - sum(e.reason.startswith(BY_SIGNAL) for e in view.ended)
+        crashes = _begun_by_crashes(view)
         if crashes >= self.spec.attempts:
             ended = [e.reason for e in view.ended if e.attempt == view.attempt]
             last = ended[-1] if ended else "killed without a word"
@@ -454,7 +459,8 @@ class Supervisor:
             if why := note_torch(self.run.events, clock.gpus, *asked):
                 log.warning("%s", why)
             self.contamination.start()
-            parts = (self.stops, limits, intake, gateway, self.seals, prompts)
+            last = _begun_by_crashes(self.chain.view) >= self.spec.attempts
+            parts = (self.stops, limits, intake, gateway, self.seals, prompts, last)
             return AgentRun(self.experiment, record, agent, path, inside, env, mark, *parts).work()
 
     def _finish(self, end: WorkEnd, clock: BudgetClock, intake: Intake) -> int:
@@ -549,3 +555,7 @@ def _seal_orphan(gone: Supervisor, ended_by: EndedBy, fault: Fault | None, reaso
         # `cancel` removed its job, so the scheduler did not lose it.
         ended_by, fault, reason = EndedBy.CANCELLED, None, f"cancelled; {reason}"
     gone.seals.without_agent(ended_by, fault, reason)
+
+
+def _begun_by_crashes(view: RunView) -> int:
+    return view.attempt - sum(ended.reason.startswith(BY_SIGNAL) for ended in view.ended)

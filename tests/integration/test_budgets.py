@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from checkpoints import Desk
-from driver_server import DriverServer, Pace, Turn
+from driver_server import DriverServer, Failure, Pace, Turn
 from helpers import PATIENCE_S, VARIANTS, Cluster, alive, command_of, wait_for
 
 from autorl_hpc.files.safe_open import read_calls
@@ -590,3 +590,17 @@ def test_a_driver_that_stays_lost_leaves_a_run_that_does_not_count(cluster: Clus
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
     assert "the driver was lost" in str(sealed.reason)
+
+
+@pytest.mark.parametrize("status", [429, 402])
+def test_a_driver_that_answers_us_is_not_lost_whatever_an_agent_brings_about(
+    cluster: Cluster, driver: DriverServer, status: int
+) -> None:
+    """Requests that a driver refuses, or too many at once, and an exit: a bad run would not count."""
+    driver.script = lambda conversation: Failure(status, message="insufficient_quota, billing, no such model")
+    script = CALLS + "does 'calls(1); calls(1); calls(1)'; exit 1\n"
+    run_id = prepare(cluster, driver, script, attempts=1)
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.AGENT_EXIT, Fault.AGENT)
+    assert len(driver.probed) == 2

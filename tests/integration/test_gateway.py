@@ -139,8 +139,7 @@ def test_what_the_client_sends_reaches_the_driver_without_the_token(
     assert asked.query == "beta=true"
 
 
-@pytest.mark.parametrize("dialect", ["openai-chat", "anthropic"])
-def test_pieces_pass_at_the_moment_they_come(tmp_path: Path, dialect: str) -> None:
+def test_pieces_pass_at_the_moment_they_come(tmp_path: Path) -> None:
     """The driver goes on only when the client has the event before."""
     go_on = threading.Semaphore(0)
 
@@ -153,19 +152,19 @@ def test_pieces_pass_at_the_moment_they_come(tmp_path: Path, dialect: str) -> No
 
             super()._stream(handler, one_by_one(), event_s, cut)
 
-    fields = {"stream_options": {"include_usage": True}} if dialect == "openai-chat" else {}
-    with Stepwise([Turn("one two three four five")]) as driver, behind(driver, tmp_path) as gateway:
-        connection = gateway.connect()
-        body = json.dumps(request_of(dialect, stream=True, **fields))
-        connection.request("POST", PATHS[dialect], body, {"Content-Type": "application/json", "x-api-key": TOKEN})
-        answer = connection.getresponse()
-        events = 0
-        while line := answer.readline():
-            if line == b"\n":
-                events += 1
-                go_on.release()
-        connection.close()
-        assert events > 5
+    with Stepwise([Turn("one two three four five")] * 2) as driver, behind(driver, tmp_path) as gateway:
+        for dialect, fields in (("openai-chat", {"stream_options": {"include_usage": True}}), ("anthropic", {})):
+            connection = gateway.connect()
+            body = json.dumps(request_of(dialect, stream=True, **fields))
+            connection.request("POST", PATHS[dialect], body, {"Content-Type": "application/json", "x-api-key": TOKEN})
+            answer = connection.getresponse()
+            events = 0
+            while line := answer.readline():
+                if line == b"\n":
+                    events += 1
+                    go_on.release()
+            connection.close()
+            assert events > 5, dialect
 
 
 def test_refusals_come_in_the_clients_dialect(gateway: GatewayProcess, driver: DriverServer) -> None:
@@ -230,11 +229,13 @@ def test_hosted_tools_other_paths_and_other_models_dont_slip_through(
 def test_without_the_runs_token_nothing_passes(
     gateway: GatewayProcess, driver: DriverServer, token: str | None
 ) -> None:
-    asked = len(driver.asked)
+    """Nor is it told of: others on the node would fill this run's log."""
+    asked, lines, refused = len(driver.asked), len(list(read_calls(gateway.log))), gateway.totals()["refused"]
     for path in (*PATHS.values(), "/v1/models", "/v1/files"):
         answer = gateway.ask(path, request_of("openai-chat"), token=token)
         assert (answer.status, answer.refused) == (401, "token")
     assert len(driver.asked) == asked
+    assert (len(list(read_calls(gateway.log))), gateway.totals()["refused"]) == (lines, refused)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,6 @@ def test_all_wait_as_long_as_the_endpoint_asks(serve: Serve, form: str) -> None:
     [
         (Reply({"error": {"message": "no such model"}}, 404), "answered 404: no such model"),
         (Reply({"error": {"message": "bad key"}}, 401), "answered 401: bad key"),
-        (Reply({}, 403), "answered 403"),
         (Reply(b"", 302, {"Location": "http://127.0.0.1:1/elsewhere"}), "answered 302"),
         (Reply(b"", 307, {"Location": "http://127.0.0.1:1/elsewhere"}), "answered 307"),
         (Reply(completion(model="other-model")), "answered as model `other-model`, asked was `judge`"),
@@ -153,14 +152,15 @@ def test_an_endpoint_without_log_probabilities_says_what_to_do(serve: Serve, fie
         ask(judge(server), 5, logprobs=5)
 
 
-def test_a_conversation_that_is_refused_does_not_stop_the_others(serve: Serve) -> None:
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_conversation_that_is_refused_does_not_stop_the_others(serve: Serve, status: int) -> None:
     def replies(number: int, body: dict[str, Any]) -> Reply:
         bad = body["messages"][0]["content"] == "question 3"
-        return Reply({"error": {"message": "filtered"}}, 400) if bad else Reply()
+        return Reply({"error": {"message": "filtered"}}, status) if bad else Reply()
 
     verdicts = ask(judge(serve(replies)), 6)
     assert [verdict.text for verdict in verdicts] == ["1", "1", "1", "", "1", "1"]
-    assert verdicts[3].refused.endswith("answered 400: filtered")
+    assert verdicts[3].refused.endswith(f"answered {status}: filtered")
 
 
 # --- the cache ---

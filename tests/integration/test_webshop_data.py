@@ -163,7 +163,7 @@ def test_a_buyer_that_follows_the_goal_gets_the_full_reward(vault: Path, held_ou
     options = dict(load_task("webshop").file.recipes[0].options)
     shop = Environment(vault, held_out=True, options=options)
     for row in held_out:
-        assert buy(shop, row, shop.shop.catalogue[row["product"]].title) == 1.0, row
+        assert buy(shop, row, shop.catalogue[row["product"]].title) == 1.0, row
 
 
 OFFICIAL = ("1_12", "1_13", "1_15", "1_17", "1_18", "1_21", "1_23", "1_6", "1_7")

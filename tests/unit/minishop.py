@@ -58,7 +58,7 @@ def wish(wishes: list[Row], product: str, *values: str) -> Row:
 def buy(shop: Environment, goal: Mapping[str, Any], product: str, *options: str) -> float:
     """Finds a product by its title, chooses and buys."""
     shop.reset(goal, 0)
-    shop.step(f"search[{shop.shop.catalogue[product].title}]")
+    shop.step(f"search[{shop.catalogue[product].title}]")
     while product.lower() not in shop.page.links:
         assert shop.page.links, f"{product} was not found"
         shop.step("click[next >]")

@@ -55,6 +55,11 @@ def test_folders_of_autorl_bench_load_unchanged(tmp_path: Path, text: str, env: 
         ("name: mine\ndescription: d\nenv: {'A B': c}\n", "field `env.A B"),
         ("name: mine\ndescription: d\nversions: []\n", "field `versions`"),
         *((f"name: mine\ndescription: d\nstart: {path}\n", "field `start`") for path in ODD_PATHS),
+        *(  # what `doctor` and the dry run print would steer the terminal
+            (f'name: mine\ndescription: d\n{field}: "\\e[2Jx"\n', f"field `{field}")
+            for field in ("install", "program", "versions")
+        ),
+        ('name: mine\ndescription: "\\x9b2J"\n', "field `description`"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:

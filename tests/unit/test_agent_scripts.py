@@ -139,3 +139,50 @@ def test_the_driver_reaches_the_program(tmp_path: Path) -> None:
     assert made["model"] == f"autorl/{MODEL}"
     assert made["provider"]["autorl"]["models"][MODEL]["limit"] == {"context": 32768, "output": 4096}
     assert run(tmp_path, "openhands")["env"]["LLM_MODEL"] == f"openai/{MODEL}"
+
+
+RD_AGENT = {
+    "rdagent/app/rl/loop.py": """
+from rdagent.scenarios.rl.scen.scenario import RLPostTrainingScen
+def main(base_model: str = "", benchmark: str = ""):
+    scen = RLPostTrainingScen()
+    print(base_model, benchmark, scen.rich_style_description, scen.get_scenario_all_desc(None, simple_background=True))
+""",
+    "rdagent/scenarios/rl/scen/scenario.py": """
+from abc import ABC, abstractmethod
+class Scenario(ABC):
+    @property
+    @abstractmethod
+    def rich_style_description(self): ...
+    @abstractmethod
+    def get_scenario_all_desc(self, task=None, filtered_tag=None, simple_background=None): ...
+class RLPostTrainingScen(Scenario):
+    background = "do sums"
+""",
+}
+"""As in its repository at 471eb30 and on PyPI: a scenario that can't be made."""
+
+
+def test_rd_agents_scenario_is_completed(tmp_path: Path) -> None:
+    for name, text in RD_AGENT.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    program = tmp_path / "bin" / "rdagent"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\n")
+    program.chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "WORKSPACE": str(tmp_path / "w")}
+    env |= {"AUTORL_DRIVER_MODEL": "m", "OPENAI_BASE_URL": "http://x/v1", "BASE_MODEL": "tiny", "TASK": "mini"}
+
+    def says(script: str) -> tuple[int, str]:
+        argv = ["bash", str(AGENTS / "rd-agent" / script)]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=240, check=False)
+        return done.returncode, done.stdout
+
+    assert says("check.sh") == (0, "")
+    assert says("start.sh") == (0, "tiny mini do sums do sums\n")
+    scenario = tmp_path / "rdagent/scenarios/rl/scen/scenario.py"
+    scenario.write_text(
+        scenario.read_text().replace("class RLPost", "    @abstractmethod\n    def more(self): ...\nclass RLPost")
+    )
+    assert says("check.sh")[0] == 1

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import alive, wait_for
 
 from autorl_hpc.drivers.client import lost, wait_key
+from autorl_hpc.drivers.serve import Server
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.safe_open import DriverCall
@@ -52,21 +56,39 @@ def test_runs_that_no_leaderboard_compares_are_noted_before_they_run() -> None:
 
 
 PAGE, QUOTA = "<html>no such page</html>", '{"error": {"code": "insufficient_quota"}}'
+NO_KEY = (
+    '[{"error": {"code": 400, "status": "INVALID_ARGUMENT", "details": [{"@type": "t", "reason": "API_KEY_INVALID"}]}}]'
+)
+ECHO = (
+    "billing: credit balance, insufficient_quota, api key, insufficient balance; the model or deployment does not exist"
+)
+"""What an agent wrote, as endpoints repeat it in their messages."""
+ECHOED = [
+    ECHO,
+    json.dumps({"error": {"message": ECHO, "type": "invalid_request_error", "param": ECHO, "code": 400}}),
+    json.dumps(
+        {"error": {"message": QUOTA, "status": "INVALID_ARGUMENT", "details": [{"description": "API_KEY_INVALID"}]}}
+    ),
+    json.dumps({"error": {"message": "insufficient_quota", "param": "model_not_found"}}),
+    json.dumps({"detail": [{"type": "missing", "msg": ECHO, "input": {"code": "insufficient_quota"}}]}),
+    json.dumps([[QUOTA], {"error": {"code": "insufficient_quota"}}]),
+]
 SAYS: list[tuple[int, str, bool, str | None]] = [  # status, words, whether its path is known; what it says, None: the request's fault
     (401, "invalid key", False, "refuses the key"),
     (403, "not in your region", True, "refuses the key"),
-    (400, '{"status": "INVALID_ARGUMENT", "message": "API key not valid."}', True, "refuses the key"),
+    (400, NO_KEY, True, "refuses the key"),
     (402, "Insufficient Balance", True, "gives this account no answers"),
     (429, QUOTA, True, "gives this account no answers"),
-    (400, "Your credit balance is too low", True, "gives this account no answers"),
+    (400, '{"type": "error", "error": {"type": "billing_error"}}', True, "gives this account no answers"),
     (404, "no such page", True, "knows no such model or address"),
-    (404, "The model `m` does not exist", False, "knows no such model or address"),
+    (404, '{"error": {"code": "model_not_found"}}', False, "knows no such model or address"),
     (410, "", False, "knows no such model or address"),
     (405, PAGE, True, "knows no such model or address"),
     (307, "", True, "sends elsewhere"),
     *((status, "x", True, "is not there at the moment") for status in (408, 409, 421, 424, 425, 429, 451, 500, 503, 529)),
     *((status, "x", True, None) for status in (400, 413, 414, 415, 422, 431)),  # its own parameters, its length
     (400, "prompt is too long: 9 tokens > 8 maximum; the model's context", True, None),
+    *((status, said, False, None) for said in ECHOED for status in (400, 404)),
     (404, "not found", False, None),  # an agent of no dialect may ask at another address
 ]  # fmt: skip
 
@@ -161,6 +183,7 @@ def at(elapsed_s: float, call: dict[str, Any], total_s: float = 0.0) -> dict[str
 )
 def test_when_a_driver_counts_as_lost(calls: list[dict[str, Any]], lost_: bool) -> None:
     assert all((lost(made(calls), 2, 3600.0, exited=exited) is not None) == lost_ for exited in (False, True))
+    assert lost(made(calls), 2, 3600.0, exited=True, answers=lambda: True) is None, "it was the agent's doing"
 
 
 @pytest.mark.parametrize(
@@ -194,3 +217,13 @@ def test_a_driver_that_is_silent_for_most_of_the_time_is_lost(
 def made(calls: list[dict[str, Any]]) -> list[DriverCall]:
     same = {"at": "t", "dialect": "openai-chat", "path": "/v1/chat/completions", "attempt": 2}
     return [DriverCall.model_validate({**same, "number": n + 1, **call}) for n, call in enumerate(calls)]
+
+
+def test_a_server_stops_with_children_in_sessions_of_their_own(tmp_path: Path) -> None:
+    """Catches a server's process that left its session, and keeps the GPU."""
+    child = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(900)'], start_new_session=True)"
+    program = [sys.executable, "-c", f"{child}; print(p.pid, flush=True); time.sleep(900)"]
+    server = Server(program, {}, tmp_path / "log", 1, "m", "key-0123456789", tmp_path)
+    pid = int(wait_for(lambda: (tmp_path / "log").read_text().strip(), "its child"))
+    server.stop()
+    wait_for(lambda: not alive(pid), "the child's end")

@@ -63,9 +63,9 @@ def test_a_search_that_fails_is_the_environments_failure_in_a_pool(data: Path, t
     options = {"search": "replay", "search_url": "https://x/?q={query}", "search_date": "2026-11"}
     with Pool(Source(file, "Environment", data, True, options), workers=1) as pool:
         pool.begin(0, {"id": "a", "question": "?"}, 0)
-        assert isinstance(pool.next(PATIENCE_S), Reply)
+        assert isinstance(pool.hear(PATIENCE_S), Reply)
         pool.act(0, "Action: search[x]")
-        reply = pool.next(PATIENCE_S)
+        reply = pool.hear(PATIENCE_S)
         assert isinstance(reply, Reply) and reply.error is not None and "it was not asked before" in reply.error
 
 

@@ -101,8 +101,8 @@ def test_how_an_engine_says_that_it_found_nothing_is_an_option(
         ([(302, b"")], 1, "HTTP status 302"), ([(200, b"<html>")], 3, "no JSON"),
         ([(200, b"[" * 100_000)], 3, "no JSON"),
         ([(200, b'{"error": "quota"}')], 1, "holds `error`; .*`search_empty`"),
-        ([(200, b'{"organic": []}')], 1, "no list at `organic_results`"),
-        ([(200, b'{"organic_results": [7]}')], 1, "is no object"),
+        ([(200, b'{"organic": []}')], 1, "no list of objects at `organic_results`"),
+        ([(200, b'{"organic_results": [7]}')], 1, "no list of objects at"),
         (
             [(200, b'{"organic_results": [{"title": "t", "link": "l", "snipet": "s"}]}')],
             1,
@@ -110,7 +110,7 @@ def test_how_an_engine_says_that_it_found_nothing_is_an_option(
         ),
         ([(200, b'{"organic_results": [{"heading": "t", "link": "l", "snippet": "s"}]}')], 1, r"\(search_title\)"),
         ([(200, b'{"organic_results": []}')], 1, None),
-        ([(200, b'{"error": null, "organic_results": []}')], 1, None), ([(200, b"[]")], 1, "no list at"),
+        ([(200, b'{"error": null, "organic_results": []}')], 1, None), ([(200, b"[]")], 1, "no list of objects at"),
         ([(200, b'"' + b"x" * 5_000_000 + b'"')], 1, "longer than"),
     ],
 )  # fmt: skip

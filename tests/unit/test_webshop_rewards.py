@@ -127,7 +127,7 @@ def test_similar_strings(one: str, other: str, same: bool) -> None:
 
 def test_limits_of_goals(wishes: list[Row], shop: Environment) -> None:
     for row in wishes:
-        price, limit = shop.shop.catalogue[row["product"]].price, row["price_upper"]
+        price, limit = shop.catalogue[row["product"]].price, row["price_upper"]
         if limit == reward.NO_LIMIT:
             assert price >= 980 and "price lower" not in row["question"]
         else:

@@ -43,7 +43,7 @@ def begun(tmp_path: Path, held_out: bool, **goal: Any) -> Reply | Lost | None:
     file.write_text(ENVIRONMENT)
     with Pool(Source(file, "Environment", tmp_path, held_out), 1) as pool:
         pool.begin(0, {"id": "g", **goal}, 0)
-        return pool.next(PATIENCE_S)
+        return pool.hear(PATIENCE_S)
 
 
 @pytest.mark.parametrize("held_out", [True, False])

@@ -146,21 +146,21 @@ def read_corpus(path: Path) -> Corpus:
         with open(file, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 digest.update(line)
-                if line.strip():
-                    documents.append(_document(line, f"{file.name}, line {number}", len(documents)))
+                if not line.strip():
+                    continue
+                try:
+                    value = json.loads(line)
+                    title, text = value["title"], value["text"]
+                except (ValueError, TypeError, KeyError, RecursionError):
+                    title = text = None
+                if not isinstance(title, str) or not isinstance(text, str):
+                    raise ValueError(
+                        f"{file.name}, line {number}: a document is a JSON object with the texts `title` and `text`"
+                    )
+                documents.append(Document(title, str(value.get("url") or f"doc:{len(documents)}"), text))
     if not documents:
         raise ValueError(f"there are no documents in {path.name}")
     return Corpus(tuple(documents), digest.hexdigest())
-
-
-def _document(line: bytes, where: str, number: int) -> Document:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError(f"{where}: no JSON") from None
-    if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in ("title", "text")):
-        raise ValueError(f"{where}: a document is an object with the texts `title` and `text`")
-    return Document(value["title"], str(value.get("url") or f"doc:{number}"), value["text"])
 
 
 class Bm25:
@@ -306,17 +306,20 @@ class Online:
         values = {"query": query[:MAX_QUERY_CHARS], "results": str(k), "key": self._key}
         quoted = {name: urllib.parse.quote(value.encode("utf-8", "replace"), "") for name, value in values.items()}
         answer = self._asked(_PLACE.sub(lambda place: quoted[place[1]], self._address))
-        if self._empty and _says(answer, self._empty):
+        path, equals, text = self._empty.partition("=")
+        said = _at(answer, path)
+        value = isinstance(said, (str, int, float))
+        if self._empty and ((equals and value and str(said) == text) or (not equals and said)):
             return []
         advice = "" if self._empty else f"; if that means nothing was found, say so in `{EMPTY}`"
         for name in ERRORS:
             if isinstance(answer, dict) and answer.get(name):
                 raise SearchFailed(f"the answer of {self._host} holds `{name}`{advice}")
         rows = _at(answer, self._fields["search_list"])
-        if not isinstance(rows, list):
-            raise SearchFailed(f"the answer of {self._host} has no list at `{self._fields['search_list']}`{advice}")
-        if any(not isinstance(row, dict) for row in rows):
-            raise SearchFailed(f"a result of {self._host} is no object")
+        if not isinstance(rows, list) or any(not isinstance(row, dict) for row in rows):
+            raise SearchFailed(
+                f"the answer of {self._host} has no list of objects at `{self._fields['search_list']}`{advice}"
+            )
         columns = ("search_title", "search_link", "search_snippet")
         for option in columns:  # a field that all rows lack is misspelt
             if rows and not any(self._fields[option] in row for row in rows):
@@ -351,12 +354,6 @@ def _at(value: Any, path: str) -> Any:
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value
-
-
-def _says(answer: Any, form: str) -> bool:
-    path, equals, text = form.partition("=")
-    found = _at(answer, path)
-    return str(found) == text if equals and isinstance(found, (str, int, float)) else bool(found and not equals)
 
 
 def read_key(path: Path) -> str:
@@ -455,8 +452,8 @@ def _online(setup: Setup) -> SearchBackend:
     return RecordedAnswers(engine.identity, folder_of(setup), engine) if recorded else engine
 
 
-def _replay(setup: Setup) -> SearchBackend:
-    return RecordedAnswers(identity_of(setup.options), folder_of(setup))
-
-
-BACKENDS: dict[str, Callable[[Setup], SearchBackend]] = {"bm25": bm25_from_setup, "online": _online, "replay": _replay}
+BACKENDS: dict[str, Callable[[Setup], SearchBackend]] = {
+    "bm25": bm25_from_setup,
+    "online": _online,
+    "replay": lambda setup: RecordedAnswers(identity_of(setup.options), folder_of(setup)),
+}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from autorl_hpc.rollouts.environment import Step, Transcript
 from autorl_hpc.rollouts.search.backends import TermIndex
-from autorl_hpc.rollouts.webshop.catalogue import CATALOGUE_NAME, Product, read
+from autorl_hpc.rollouts.webshop.catalogue import CATALOGUE_NAME, Catalogue, Product, read
 from autorl_hpc.rollouts.webshop.reward import Goal, Reward, from_row, reward
 
 # --- pages as visible texts and clickable items
@@ -86,10 +86,6 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
 
 def done_page(asin: str, options: Mapping[str, str], reward: float) -> Page:
     """Return the last page. The original leaves most of its fields empty, so it reveals nothing of the goal."""
-    purchased = ["asin", asin, "options", json.dumps(dict(options), sort_keys=True)]
-    for name in ("attrs", "category", "query", "product category"):
-        purchased += [name, "None"]
-    target = ["asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query"]
     texts = [
         "Thank you for shopping with us!",
         "Your code:",
@@ -97,20 +93,17 @@ def done_page(asin: str, options: Mapping[str, str], reward: float) -> Page:
         "(Paste it in your MTurk interface.)",
         "Purchased",
     ]
-    texts += [*purchased, "Target", *target, "Goal", "None", "Reward"]
-    texts += ["Your score (min 0.0, max 1.0)", str(reward), "Reward Details", "None"]
+    texts += ["asin", asin, "options", json.dumps(dict(options), sort_keys=True)]
+    texts += [part for name in ("attrs", "category", "query", "product category") for part in (name, "None")]
+    texts += ["Target", "asin", "options", "attrs", "price upper", "instuction text", "category", "product category"]
+    texts += ["query", "Goal", "None", "Reward", "Your score (min 0.0, max 1.0)", str(reward), "Reward Details", "None"]
     return Page("done", _joined(texts))
 
 
 def _joined(texts: Iterable[str]) -> str:
-    return SEPARATOR.join(text for text in map(_visible, texts) if text is not None)
-
-
-def _visible(text: str) -> str | None:
-    """Return a text as the original's HTML parser does: None if it is empty or is white space with a line's end."""
-    if not text.strip(_SPACES):
-        return None if not text or "\n" in text else ""
-    return text.strip()
+    """Join texts as the original's HTML parser shows them: without empty ones, and white space with a line's end."""
+    shown = (text for text in texts if text.strip(_SPACES) or (text and "\n" not in text))
+    return SEPARATOR.join(text.strip() if text.strip(_SPACES) else "" for text in shown)
 
 
 # --- search: BM25 as in Lucene and Anserini with WebShop's settings
@@ -181,19 +174,11 @@ ACTIONS_HEADING = "\n\nAvailable actions:\n"  # Separates a page's text from the
 PINNED = "catalogue"  # Recipe option with the hash of the catalogue, which decides scores as much as the items do
 
 
-class Shop:
-    """A catalogue with its search index. Immutable, so all environments of a process share one."""
-
-    def __init__(self, path: Path) -> None:
-        self.catalogue = read(path)
-        self._index = ShopIndex({asin: product.document for asin, product in self.catalogue.products.items()})
-
-    def search(self, query: str) -> list[Product]:
-        """Return the best products, best first."""
-        return [self.catalogue[asin] for asin in self._index.search(query)]
-
-
-open_shop = functools.lru_cache(maxsize=4)(Shop)
+@functools.lru_cache(maxsize=4)
+def open_shop(path: Path) -> tuple[Catalogue, ShopIndex]:
+    """Return a catalogue with its search index. All environments of a process share them."""
+    catalogue = read(path)
+    return catalogue, ShopIndex({asin: product.document for asin, product in catalogue.products.items()})
 
 
 class Environment:
@@ -204,16 +189,15 @@ class Environment:
         """Open the shop whose catalogue.jsonl is in `data`: an agent's training data, or the vault for graders. Held-out goals are
         scored with the catalogue that the option `catalogue` pins, and with none that withholds attributes (ValueError)."""
         path = Path(data).resolve() / CATALOGUE_NAME
-        self.shop = open_shop(path)
+        self.catalogue, self._index = open_shop(path)
         pinned = (options or {}).get(PINNED)
-        if held_out and pinned is not None and self.shop.catalogue.sha256 != pinned:
-            raise ValueError(f"{path} has sha256 {self.shop.catalogue.sha256}, the recipe pins {pinned}")
-        if held_out and self.shop.catalogue.withheld:
-            raise ValueError(
-                f"{path} withholds the attributes of {self.shop.catalogue.withheld} products: it is an agent's catalogue"
-            )
+        if held_out and pinned is not None and self.catalogue.sha256 != pinned:
+            raise ValueError(f"{path} has sha256 {self.catalogue.sha256}, the recipe pins {pinned}")
+        if held_out and (count := self.catalogue.withheld):
+            raise ValueError(f"{path} withholds the attributes of {count} products: it is an agent's catalogue")
         self.last: Reward | None = None
         self._goal: Goal | None = None
+        self._instruction = ""
         self.page = search_page("")
 
     def reset(self, goal: Mapping[str, Any], seed: int = 0) -> str:
@@ -221,7 +205,8 @@ class Environment:
         the goal lacks a field, or its product is not in the catalogue."""
         del seed
         self._goal = from_row(goal)
-        self._wanted = self.shop.catalogue[self._goal.product]
+        self._instruction = self._goal.instruction
+        self._wanted = self.catalogue[self._goal.product]
         self.last = None
         self._to_search()
         return self._shown()
@@ -241,10 +226,6 @@ class Environment:
     def close(self) -> None:
         """Do nothing: other environments of this process share the shop."""
 
-    @property
-    def _instruction(self) -> str:
-        return "" if self._goal is None else self._goal.instruction
-
     def _shown(self) -> str:
         actions = "\n".join(self.page.actions())
         return f"{self.page.text}{ACTIONS_HEADING}{actions}" if actions else self.page.text
@@ -258,7 +239,9 @@ class Environment:
     def _search(self, query: str, number: int) -> None:
         self._query, self._number = query, number
         self._product, self._options = None, {}
-        self.page = results_page(self._instruction, self.shop.search(query), number)
+        self.page = results_page(
+            self._instruction, [self.catalogue[asin] for asin in self._index.search(query)], number
+        )
 
     def _click(self, text: str) -> None:
         page = self.page
@@ -268,7 +251,7 @@ class Environment:
         elif text in page.options:
             self._options[page.options[text]] = text
         elif text in page.links:
-            self._product = self.shop.catalogue[page.links[text]]
+            self._product = self.catalogue[page.links[text]]
             self.page = item_page(self._instruction, self._product)
 
     def _press(self, text: str) -> None:

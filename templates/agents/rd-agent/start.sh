@@ -11,4 +11,4 @@ export CHAT_MODEL="openai/$model" OPENAI_API_BASE="$OPENAI_BASE_URL" RL_FILE_PAT
 if [ -n "${AUTORL_DRIVER_MAX_OUTPUT_TOKENS:-}" ]; then
     export CHAT_MAX_TOKENS="$AUTORL_DRIVER_MAX_OUTPUT_TOKENS"
 fi
-exec "${python[@]}" -m rdagent.app.rl.loop --base-model "$BASE_MODEL" --benchmark "$TASK"
+exec "${python[@]}" "$(dirname "$0")/loop.py" --base-model "$BASE_MODEL" --benchmark "$TASK"
