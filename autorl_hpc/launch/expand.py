@@ -95,7 +95,12 @@ class Cell:
 
 def read_spec(path: Path) -> ExperimentSpec:
     """Read the experiment in `path`. Raises AutorlError: names the file, the field and the next step."""
-    return parse_record(ExperimentSpec, read_yaml(path), path, next_step="see docs/experiments.md for every field")
+    try:
+        return parse_record(ExperimentSpec, read_yaml(path), path, next_step="see docs/experiments.md for every field")
+    except AutorlError as error:
+        if "`drivers." in error.what:
+            error.next_step = "see docs/drivers.md for every field of a driver"
+        raise
 
 
 def expand(

@@ -152,6 +152,7 @@ FIELDS: list[tuple[str, Change, list[str]]] = [
     ("seed too large", put("matrix", "seed", value=99999999999999999999999), ["field `matrix.seed.0`", "less than 4294967296"]),
     ("a driver", put("matrix", "driver", value="gpt-4"), ["field `matrix`: `driver` names `gpt-4`", "none of `drivers`", "known are none"]),
     ("a driver with a password", put("drivers", value={"a": {**API, "url": "http://u:p@h/v1"}}), ["field `drivers.a.url`", "no user and password"]),
+    ("a driver's field", put("drivers", value={"a": {**API, "urll": "x"}}), ["field `drivers.a.urll`", "did you mean `url`?", "see docs/drivers.md"]),
     ("remote code", put("drivers", value={"a": {**VLLM, "args": ["--trust-remote-code"]}}), ["field `drivers.a.args`", "may not be given"]),
     ("executor", put("drivers", value={"a": {**VLLM, "args": ["--distributed-executor-backend", "evil.Executor"]}}), ["field `drivers.a.args`", "one of mp, uni"]),
     ("an option of ours", put("drivers", value={"a": {**VLLM, "args": ["--max-model-len", "9"]}}), ["use the field `context_tokens`"]),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 from recordlist import RECORDS, named
 
 from autorl_hpc.agents import load_agent
@@ -16,7 +18,6 @@ from autorl_hpc.files.layout import share
 from autorl_hpc.files.reading import read_yaml
 from autorl_hpc.records import experiment
 from autorl_hpc.records.base import Strict, parse_record
-from autorl_hpc.tasks.loader import load_task
 
 REPO = Path(__file__).resolve().parents[2]
 SCHEMAS = REPO / "docs" / "schemas"
@@ -41,10 +42,20 @@ def test_the_schemas_describe_what_is_written(record: Strict) -> None:
         assert not validator.is_valid({**value, "schema_version": 2})
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "gsm8k"])
-def test_the_schemas_describe_the_shipped_tasks(name: str) -> None:
-    schema = json.loads((SCHEMAS / "TaskFile.json").read_text())
-    jsonschema.validate(read_yaml(load_task(name).folder / "task.yaml"), schema)
+def test_editors_take_what_is_shipped_as_users_write_it() -> None:
+    """Catches schemas that only know `wall_clock_s: 1200.0` and lists of one: an editor underlined every example."""
+    named_by = re.compile(r"# yaml-language-server: \$schema=(\S+)")
+    shipped = [*(REPO / "jobs").rglob("*.yaml"), *(REPO / "docs" / "examples").rglob("*.yaml")]
+    schema_of = {path: (path.parent / named_by.findall(path.read_text())[0]).resolve() for path in shipped}
+    schema_of |= dict.fromkeys((REPO / "tasks").glob("*/task.yaml"), SCHEMAS / "TaskFile.json")
+    schema_of |= dict.fromkeys((REPO / "templates" / "agents").glob("*/agent.yaml"), SCHEMAS / "AgentFile.json")
+    assert len(schema_of) > 40
+    for path, schema in schema_of.items():
+        jsonschema.validate(yaml.safe_load(path.read_text()), json.loads(schema.read_text()))
+    for wrong in ({"budget": {"wallclock": "5m"}}, {"budget": {}}, {"parallel": "many"}):
+        given = {"name": "x", "matrix": {"task": "t", "agent": "a", "base_model": "m"}, "budget": {"wall_clock": "5m"}}
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**given, **wrong}, json.loads((SCHEMAS / "ExperimentSpec.json").read_text()))
 
 
 @pytest.mark.parametrize("path", sorted((REPO / "jobs").glob("*.yaml")), ids=lambda p: p.name)
