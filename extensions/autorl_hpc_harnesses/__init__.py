@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import sys
 import threading
 from collections import defaultdict
@@ -39,6 +40,7 @@ SPLIT_SALT: Final = "autorl-hpc harness split 1"
 OWN_SETTINGS = frozenset(("feedback", "report", "secret", "chat", "dtype", "max_new_tokens", "temperature", "samples"))
 """Values of `--set` that are the suite's; others are arguments of the task."""
 MAX_NEW_TOKENS = 1024
+QUIET = {"TQDM_DISABLE": "1", "LOGLEVEL": "ERROR", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 
 class Harness:
@@ -103,10 +105,10 @@ class Harness:
             first = {
                 **{"task": own.rpartition("/")[2] if own_file else own, "args": arguments},
                 **{"vault": str(work / BESIDE), "from": str(source.absolute()) if source else None, "load": True},
-                "home": str(file.absolute().parent),
+                "home": str(file.absolute().parent if own_file else Path.cwd()),
             }
             say(f"{name}: running its dataset loader, with your rights and network")
-            loader = Child(self._module, dict(os.environ), first, START_S, CALL_S)
+            loader = Child(self._module, {**os.environ, **QUIET}, first, START_S, CALL_S)
             try:
                 found = loader.call({"load": True})
             except ChildFailed as error:
@@ -151,6 +153,8 @@ class Harness:
             _rows(work / "train" / "train.jsonl", found["train"])
         for file, text in found.get("files", {}).items():
             (work / BESIDE / file).write_text(text, encoding="utf-8")
+        if found.get("train") and found["open"]:  # for `./evaluate`: nothing in these files is held out
+            shutil.copytree(work / BESIDE, work / "train" / BESIDE)
         packages = ", ".join(f"{package} {self._version(package)}" for package in [self._package, *found["packages"]])
         options = {
             **{"harness_task": found["name"]},

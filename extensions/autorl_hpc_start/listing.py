@@ -59,9 +59,10 @@ def _tasks(place: Any) -> list[Row]:
     from autorl_hpc.tasks.loader import load_task, task_names
 
     rows = []
-    for name in task_names():
+    staged = {path.parent.name for path in place.store.glob("tasks/*/*/task.yaml")}  # tasks of other libraries
+    for name in sorted({*task_names(), *staged}):
         try:
-            task = load_task(name)
+            task = load_task(name, root=place)
             rows.append({"name": name, "title": task.file.title, "staged": _staged(place.task_vault(name))})
         except AutorlError as error:
             rows.append({"name": name, "title": f"cannot be loaded: {error.what}", "staged": "no"})
