@@ -52,7 +52,8 @@ def test_tasks_of_both_libraries_run_to_a_report(cluster: Cluster, tmp_path: Pat
     (cluster.root.path / "choices.yaml").write_text(CHOICES)
     documents = [{"question": f"{n} + 1 =", "choices": [str(n + 1), str(n)], "answer": n % 2} for n in range(30)]
     (cluster.root.path / "choices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
-    cluster.agent("one", SUBMITS_ONE)
+    cluster.mini_task()
+    cluster.agent("one", SUBMITS_ONE + './evaluate "$MODEL_PATH" --items 6 > output/own.json || cat output/own.json\n')
     asked = ["inspect:sums.py@sums", "lm-eval:choices.yaml"]
     sizes = ["--set", "feedback=8", "--set", "report=12"]
     bundle = str(tmp_path / "tasks.tar.gz")
@@ -63,7 +64,7 @@ def test_tasks_of_both_libraries_run_to_a_report(cluster: Cluster, tmp_path: Pat
         shutil.rmtree(cluster.root.task_store(name))
         shutil.rmtree(cluster.root.task_vault(name))
     cluster.run("stage", "--from", bundle)
-    job = cluster.spec(["one"], matrix={"task": asked})
+    job = cluster.spec(["one"], matrix={"task": [*asked, "mini"]}, evaluate_script=True)
     cluster.run("launch", str(job))
     cluster.run("status", str(cluster.experiment.path), "--watch")
     frozen = next(path for path in cluster.experiment.code.iterdir() if not path.name.startswith("."))
@@ -78,5 +79,13 @@ def test_tasks_of_both_libraries_run_to_a_report(cluster: Cluster, tmp_path: Pat
         (items,) = (path for path in cluster.run_dir(run_id).items.iterdir() if "report" in path.name)
         assert len(gzip.decompress(items.read_bytes()).splitlines()) == 12
         assert len((cluster.workspace(run_id) / "data" / "train.jsonl").read_text().splitlines()) == 30
+    for name, least in (
+        ("inspect-sums-sums", 0),
+        ("lm-eval-choices", 1),
+        ("mini", 0),
+    ):  # what the agent's own look said
+        (run_id,) = [path.name for path in cluster.experiment.path.iterdir() if path.name.startswith(name)]
+        own = json.loads((cluster.workspace(run_id) / "output" / "own.json").read_text())
+        assert own["n"] == 6 and own["score"] >= least, own
     assert "whole" in cluster.run("verify", str(cluster.experiment.path)).stdout
     cluster.run("report", str(cluster.experiment.path))
