@@ -223,7 +223,7 @@ def _described(first: Mapping[str, Any], task: Any, module: Any, samples: Any, d
         config = task.config
         wanted = {"temperature": config.temperature, "max_new_tokens": config.max_tokens}
         package = first["task"].partition("/")[0].replace("-", "_")
-        return {
+        found = {
             **{"rows": rows, "name": first["task"], "title": name, "description": (module.__doc__ or "").strip()},
             "train": [
                 {"question": _text(one.input), "answer": _text(one.target), "sample": _sample(one)} for one in train
@@ -233,6 +233,8 @@ def _described(first: Mapping[str, Any], task: Any, module: Any, samples: Any, d
             "sampling": {key: value for key, value in wanted.items() if value is not None},
             "packages": [] if (Path(first["vault"]) / "task.py").is_file() else [package],
         }
+        Path(first["found"]).write_text(json.dumps(found), encoding="utf-8")  # too long for a line
+        return {}
     except Refused as error:
         return {"error": str(error)}
     except Exception as error:
@@ -251,7 +253,7 @@ class Asker:
         self.unfinished = unfinished
         self._out, self._back = out, back
         self._waiting: list[tuple[str, Any, asyncio.Future[Any]]] = []
-        self._under_way = False
+        self._under_way = self._watched = False
         self._news = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -260,7 +262,8 @@ class Asker:
         self._waiting.append((kind, request, future))
         self._news += 1
         self.look()
-        if not self._tasks:
+        if not self._watched:
+            self._watched = True
             self._start(self._when_quiet())
         return await future
 

@@ -128,12 +128,14 @@ def _described(first: Mapping[str, Any], tasks: Mapping[str, Any], datasets: Dat
             kept[key] = {s: [dict(doc) for doc in part] for s, part in columns.items()}
         sampling = [task.config.generation_kwargs or {} for task in tasks.values()]
         most = max((int(one.get("max_gen_toks", MAX_GEN_TOKS)) for one in sampling), default=MAX_GEN_TOKS)
-        return {
+        found = {
             **{"rows": rows, "name": first["task"], "title": first["task"], "train": train, "packages": []},
             "open": True,
             "files": {"datasets.json": json.dumps(kept, sort_keys=True)},
             "sampling": {"max_new_tokens": most},
         }
+        Path(first["found"]).write_text(json.dumps(found), encoding="utf-8")  # too long for a line
+        return {}
     except Refused as error:
         return {"error": str(error)}
     except Exception as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -262,15 +264,15 @@ def test_inspect_splits_are_the_same_everywhere_but_with_a_secret(place: Root) -
     assert [item.id for item in one.items["feedback"]] == ["5", "6"] and len(one.items["report"]) == 4
     assert [each.value for each in one.play(Engine(lambda text: text.split()[-1]))[1]] == [1.0] * 4
     (place.path / "rows.json").write_text(json.dumps([{"id": n, "input": f"{n}", "target": f"{n}"} for n in range(8)]))
-    drawn = {tuple(item.id for item in one.items["feedback"])}
-    for _ in range(3):
-        (place.vault / ".split-secret").unlink(missing_ok=True)
-        stage(
-            place, ["inspect:tasks.py@filed"], settings={"feedback": "2", "report": "4", "secret": "true"}, again=True
-        )
-        hidden = Staged(place, "inspect:tasks.py@filed")
-        drawn.add(tuple(item.id for item in hidden.items["feedback"]))
-    assert len(drawn) > 1 and "secret of this installation" in hidden.task.file.source
+    (place.vault / ".split-secret").write_bytes(b"of another installation")
+    stage(place, ["inspect:tasks.py@filed"], settings={"feedback": "2", "report": "4", "secret": "true"}, again=True)
+    hidden = Staged(place, "inspect:tasks.py@filed")
+    assert [item.id for item in hidden.items["feedback"]] != ["5", "6"]
+    assert "secret of this installation" in hidden.task.file.source
+    with open(place.path / "tasks.py", "a") as file:
+        file.write("# changed\n")
+    with pytest.raises(AutorlError, match="staged from something else"):
+        stage(place, ["inspect:tasks.py@filed"])
     with pytest.raises(AutorlError, match="8 samples: 6 for feedback and 4"):
         stage(place, ["inspect:tasks.py@filed"], settings={"feedback": "6", "report": "4"}, again=True)
 
@@ -289,12 +291,20 @@ def test_inspect_judges_are_the_experiments(place: Root) -> None:
 
 
 @with_inspect
-@pytest.mark.parametrize("name", REFUSED)
-def test_inspect_refuses(place: Root, name: str) -> None:
-    with pytest.raises(AutorlError) as refused:
-        stage(place, [f"inspect:tasks.py@{name}"], settings={})
-    assert REFUSED[name] in refused.value.what
-    assert not place.task_vault(f"inspect-tasks-{name}").exists()
+def test_inspect_refuses(place: Root) -> None:
+    for name in ("tools", "itself", "twice", "docker"):
+        with pytest.raises(AutorlError) as refused:
+            stage(place, [f"inspect:tasks.py@{name}"], settings={})
+        assert REFUSED[name] in refused.value.what
+        assert not place.task_vault(f"inspect-tasks-{name}").exists()
+    (place.path / "task.py").write_text(TASKS)
+    first = {"args": {}, "vault": str(place.path), "load": True, "home": str(place.path)}
+    code = "import json, sys; from autorl_hpc_harnesses.inspect_child import _begin; given = json.loads(sys.argv[1])\n"
+    code += "print(json.dumps([_begin(one)[0] for one in given]))"
+    given = json.dumps([{**first, "task": f"task.py@{name}"} for name in REFUSED])
+    done = subprocess.run([sys.executable, "-c", code, given], capture_output=True, text=True, check=True)
+    told = dict(zip(REFUSED, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    assert all(REFUSED[name] in told[name]["error"] for name in ("docker", "local", "several", "nothing")), told
 
 
 LM_TASK = """
