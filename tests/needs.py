@@ -16,6 +16,7 @@ NEEDS = {
     "exports": "inspect_ai, trackio and wandb: pip install 'autorl-hpc[inspect,trackio,wandb]'",
     "fuse": "fuse3, /dev/fuse and mount namespaces (root)",
     "git": "git",
+    "harnesses": "inspect_ai and lm_eval: pip install 'autorl-hpc[inspect,lm-eval]'",
     "gpu": "a GPU that CUDA can use, and what is measured on it",
     "kernel": "a feature of newer or other kernels",
     "landlock": "Landlock",

@@ -145,6 +145,8 @@ def expand(
     for name, facts in of_task.items():
         _check_recipe_files(root, tasks[name], facts["recipe"])
         check_search(facts["recipe"], name, where)
+        if spec.evaluate_script:
+            _check_alone(facts["recipe"], name, where)
     models = {name: model_hash(root, name, "matrix.base_model", "base model") for name in spec.matrix.base_model}
     asked = {name: staged_pin(root, name).prompting_hash if prompting else None for name in models}
     drivers = driver_sciences(root, spec)
@@ -163,6 +165,7 @@ def expand(
             network=spec.sandbox.network or (Network.NONE if values["driver"] == NO_DRIVER else Network.DRIVER),
             driver_spec=drivers.get(values["driver"]),
             reprompts=spec.reprompts,
+            evaluate_script=spec.evaluate_script,
         )
         cell = Cell(science, task_hashes[values["task"]], agent_hashes[values["agent"]], environment)
         if len(cell.run_id) > MAX_RUN_ID_CHARS:
@@ -214,6 +217,15 @@ def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
     if not cells:
         raise AutorlError("field `exclude` leaves no run of the matrix", where=where, next_step="exclude less")
     return cells
+
+
+def _check_alone(recipe: Recipe, name: str, where: Path) -> None:
+    """Check that an agent can score by itself. Raises AutorlError: that takes a judge, episodes, worked examples or programs."""
+    needs = {"judge": recipe.judge != "none", "episodes": recipe.max_steps, "worked examples": recipe.shots_file}
+    needs["a sandbox for programs"] = recipe.scorer.startswith("humaneval")
+    if lacks := [what for what, needed in needs.items() if needed]:
+        what = f"field `evaluate_script`: recipe {recipe.name} of task {name} needs {lacks[0]}, which agents don't get"
+        raise AutorlError(what, where=where, next_step="leave the field out, or choose another recipe")
 
 
 def _check_task_needs(task: Task) -> None:

@@ -241,6 +241,7 @@ class ExperimentSpec(Record):
     reprompts: int = Field(0, ge=0, le=1000, description="How often an agent that ended early is started again.")
     protocol: Protocol = Protocol.TWO_SPLIT
     feedback: FeedbackSpec = FeedbackSpec()
+    evaluate_script: bool = Field(False, description="Agents get `./evaluate`: scores on training rows, no submission.")
     recipe: dict[Name, Name] = Field(default_factory=dict, description="Of each task; default: the task's first.")
     grader: GraderSpec = GraderSpec()
     judge: JudgeSpec | None = Field(None, description="For tasks whose recipe asks a judge model.")

@@ -50,6 +50,7 @@ class Science(Strict):
     network: Network = Field(Network.OPEN, description="What may be reached; the ledger says what was enforced.")
     driver_spec: DriverScience | None = Field(None, description="What answers the agent; null: no driver.")
     reprompts: int = Field(0, ge=0, description="How often an agent that ended early is started again.")
+    evaluate_script: bool = Field(False, description="Whether the agent had `./evaluate`.")
     feedback_part: FeedbackPart | None = Field(None, description="Null: the whole feedback split is asked.")
 
     def part(self, split: str) -> FeedbackPart | None:
@@ -71,6 +72,7 @@ class Science(Strict):
         later = (
             "driver_spec",
             "reprompts",
+            "evaluate_script",
             "feedback_part",
             "environment_hash",
             "base_model_prompting_hash",

@@ -26,10 +26,11 @@ from autorl_hpc.recorder.observed import OBSERVED
 from autorl_hpc.records.driver import NO_DRIVER, DriverSpec
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.run import RunRecord, Science
-from autorl_hpc.records.task import Recipe
+from autorl_hpc.records.task import HARNESSES, Recipe
 from autorl_hpc.sandbox.sandbox_plan import program_folders
 from autorl_hpc.states import Fault, Network, Protocol, Split
 from autorl_hpc.supervise.budget import WORDS, BudgetLimits, amount
+from autorl_hpc.tasks.folders import OWN_SCORER, code_files
 from autorl_hpc.tasks.loader import Task
 
 # --- prompts: what an LLM agent reads on its standard input at its first start and at a restart
@@ -111,6 +112,13 @@ def budget_lines(budget: Budget, *, driver: bool) -> list[str]:
 
 def feedback_text(science: Science) -> str:
     """Return which items a feedback score is computed on, as a sentence."""
+    if science.evaluate_script:
+        own = "`./evaluate output/v1` scores a checkpoint on training rows as the grader does on held-out ones; it is no submission."
+        return f"{_feedback_text(science)} {own}"
+    return _feedback_text(science)
+
+
+def _feedback_text(science: Science) -> str:
     part, split = science.feedback_part, Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
     chance = "`standard_error` beside it says how far chance may move it, in points"
     if part is None:
@@ -130,9 +138,10 @@ FOLDERS = ("code", "models", "output", "submissions", "results")
 OBSERVER = PACKAGE / "recorder" / "observer"  # of the module that runs in the agent's own Python processes
 PRIVATE_FOLDERS = (".home", ".tmp", ".agent", ".observer", OBSERVED)
 TOOLS = ("submit", "time", "scores")  # names of one program, templates/workspace/submit
+SUITE, EVALUATE = ".suite", "evaluate"  # `./evaluate`, and the code and recipe that it scores with
 FILES = ("description.md", "instructions.md", "run_meta.json", "time.json", "budget.log", PROMPT_NAME)
 LAID = frozenset(
-    {*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, *FILES, "data", "environment"}
+    {*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, *FILES, "data", "environment", SUITE, EVALUATE}
 )  # what the suite creates, not the agent
 NOT_LAID = frozenset({MANIFEST_NAME})
 PROBE_BYTES = 1 << 16
@@ -169,7 +178,11 @@ def placed(root: Root, record: RunRecord) -> list[tuple[Path, str]]:
     """Return what agents only read, as (folder of the store, path in the workspace)."""
     science = record.science
     model = f"models/{science.base_model}"
-    return [(root.task_train(science.task), "data"), (root.model(science.base_model), model), (OBSERVER, ".observer")]
+    found = [(root.task_train(science.task), "data"), (root.model(science.base_model), model), (OBSERVER, ".observer")]
+    if science.evaluate_script:
+        code = (PACKAGE, *(PACKAGE.parent / name for name in ("autorl_hpc_harnesses",)))
+        found += [(folder, f"{SUITE}/{folder.name}") for folder in code if folder.is_dir()]
+    return found
 
 
 def lay(
@@ -192,6 +205,14 @@ def lay(
                     own.lay_tree(source, NOT_LAID)
         for name in TOOLS:
             top.lay_file(name, share("templates") / "workspace" / "submit", 0o755)
+        if record.science.evaluate_script:
+            top.lay_file(EVALUATE, share("templates") / "workspace" / EVALUATE, 0o755)
+            with top.folder(SUITE) as suite:
+                suite.lay_file("recipe.json", record.science.recipe.model_dump_json().encode())
+                if record.science.recipe.scorer == OWN_SCORER:
+                    with suite.folder("task") as own:
+                        for name in code_files(task.folder):
+                            own.lay_file(name, task.folder / name)
         if task.file.environment is not None:
             with top.folder("environment") as place:
                 file = task.file.environment.partition(":")[0]
@@ -242,6 +263,8 @@ def instructions(record: RunRecord, path: Path) -> str:
 
 def _asked(recipe: Recipe) -> str:
     sampling = recipe.sampling
+    if recipe.scorer in HARNESSES:
+        return f"As {recipe.options['harness_versions']} asks it; where that names no limit, {sampling.max_new_tokens} new tokens at most."
     how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature}"
     limit = f"at most {sampling.max_new_tokens} new tokens; {how}"
     if recipe.max_steps:

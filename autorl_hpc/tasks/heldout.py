@@ -140,14 +140,15 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
     path = root.task_vault(task) / (pin.folder or split) / "items.jsonl"
     data = _read_pinned(path, pin.sha256, task)
     try:
-        return [_item(row) for row in read_items(data)]
+        return [item_of(row) for row in read_items(data)]
     except BadRow as error:
         what = f"held-out items of task {task}, {split} split: {error}"
         advice = "correct the task, stage it again and launch under another name; no checkpoint is to blame"
         raise AutorlError(what, where=path, fault=Fault.GRADER, next_step=advice, exit_code=Exit.FAILED) from None
 
 
-def _item(row: dict[str, Any]) -> Item:
+def item_of(row: dict[str, Any]) -> Item:
+    """Return a row as an item."""
     own: dict[str, Any] = {name: row[name] for name in ("id", "question", "answer") if name in row}
     rest = {name: value for name, value in row.items() if name not in own}
     raw = {name: value for name, value in own.items() if not isinstance(value, str)}

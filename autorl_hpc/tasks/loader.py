@@ -15,7 +15,7 @@ from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.reading import read_yaml
 from autorl_hpc.files.store import changed_since
 from autorl_hpc.records.base import parse_record
-from autorl_hpc.records.task import Recipe, TaskFile
+from autorl_hpc.records.task import HARNESSES, Recipe, TaskFile
 from autorl_hpc.rollouts.search.backends import BACKENDS
 from autorl_hpc.tasks.folders import DECIDES_NO_SCORE, code_files
 from autorl_hpc.tasks.smith import SmithFolder, find_smith, read_description, read_smith, smith_names
@@ -125,6 +125,10 @@ def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
         if folder.is_dir() and place != share("tasks"):
             advice = "write one: docs/adding-a-task.md; an rl-smith folder is called smith-NAME"
             return AutorlError(f"the folder of task `{name}` holds no task.yaml", where=folder, next_step=advice)
+    kind = next((kind for kind in HARNESSES if name.startswith(f"{kind}-")), None)
+    if kind is not None:
+        advice = f"stage it first: autorl-hpc stage {kind}:NAME"
+        return AutorlError(f"the task {name} of {kind} is not staged", next_step=advice)
     what = f"there is no task `{name}`{did_you_mean(name, task_names())}"
     advice = f"choose one of: {', '.join(task_names())}; or name your own folder with --tasks or ${PATH_VARIABLE}"
     return AutorlError(what, where=share("tasks"), next_step=advice)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import sys
 import threading
 from collections import defaultdict
@@ -39,6 +40,7 @@ SPLIT_SALT: Final = "autorl-hpc harness split 1"
 OWN_SETTINGS = frozenset(("feedback", "report", "secret", "chat", "dtype", "max_new_tokens", "temperature", "samples"))
 """Values of `--set` that are the suite's; others are arguments of the task."""
 MAX_NEW_TOKENS = 1024
+QUIET = {"TQDM_DISABLE": "1", "LOGLEVEL": "ERROR", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 
 class Harness:
@@ -83,32 +85,42 @@ class Harness:
         from autorl_hpc.stage.tasks import install_task
 
         name, own = task_name(asked), asked.partition(":")[2]
+        file = Path(own.partition("@")[0]).expanduser()
+        own_file = file.suffix in (".py", ".yaml")
+        if own_file and not file.is_file():
+            what = "give inspect:FILE.py@TASK or lm-eval:FILE.yaml"
+            raise AutorlError("there is no such file", where=file, next_step=what)
         folders = (root.task_store(name), root.task_vault(name))
         if not again and all((folder / MANIFEST_NAME).exists() for folder in folders):
             say(f"{name}: staged already; verifying")
-            return verify_staged_task(root, load_task(name, root=root))
+            task, kept = load_task(name, root=root), root.task_vault(name) / BESIDE / f"task{file.suffix}"
+            same = (
+                kept.is_file() and kept.read_bytes() == file.read_bytes()
+                if own_file
+                else f"{asked}, " in task.file.source
+            )
+            if not same:
+                advice = f"autorl-hpc stage {asked} --again, and launch under another name"
+                raise AutorlError(f"{name} was staged from something else than this {asked}", next_step=advice)
+            return verify_staged_task(root, task)
         versions = self.version
         root.vault.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(root.vault, 0o700)
         with work_folder(root.vault, name, mode=0o700) as work:
             (work / BESIDE).mkdir()
-            file = Path(own.partition("@")[0]).expanduser()
-            own_file = file.suffix in (".py", ".yaml")
             if own_file:
-                if not file.is_file():
-                    what = "give inspect:FILE.py@TASK or lm-eval:FILE.yaml"
-                    raise AutorlError("there is no such file", where=file, next_step=what)
                 (work / BESIDE / f"task{file.suffix}").write_bytes(file.read_bytes())
             arguments = {key: _value(text) for key, text in settings.items() if key not in OWN_SETTINGS}
             first = {
                 **{"task": own.rpartition("/")[2] if own_file else own, "args": arguments},
                 **{"vault": str(work / BESIDE), "from": str(source.absolute()) if source else None, "load": True},
-                "home": str(file.absolute().parent),
+                **{"home": str(file.absolute().parent if own_file else Path.cwd()), "found": str(work / "found.json")},
             }
             say(f"{name}: running its dataset loader, with your rights and network")
-            loader = Child(self._module, dict(os.environ), first, START_S, CALL_S)
+            loader = Child(self._module, {**os.environ, **QUIET}, first, START_S, CALL_S)
             try:
                 found = loader.call({"load": True})
+                found = found if "error" in found else json.loads((work / "found.json").read_text(encoding="utf-8"))
             except ChildFailed as error:
                 raise self._refused(asked, str(error)) from None
             finally:
@@ -151,6 +163,8 @@ class Harness:
             _rows(work / "train" / "train.jsonl", found["train"])
         for file, text in found.get("files", {}).items():
             (work / BESIDE / file).write_text(text, encoding="utf-8")
+        if found.get("train") and found["open"]:  # for `./evaluate`: nothing in these files is held out
+            shutil.copytree(work / BESIDE, work / "train" / BESIDE)
         packages = ", ".join(f"{package} {self._version(package)}" for package in [self._package, *found["packages"]])
         options = {
             **{"harness_task": found["name"]},

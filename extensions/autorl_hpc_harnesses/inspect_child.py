@@ -104,10 +104,10 @@ class Datasets:
 
         return call
 
-    def to_keep(self, samples: Any) -> list[Any]:
-        """Return what is kept of each call; of the task's own samples nothing, because rows take their place."""
+    def to_keep(self, samples: Any, shown: Any) -> list[Any]:
+        """Return what is kept of each call; of the task's own samples one of `shown` alone, because rows take their place."""
         return [
-            {"name": found.name, "samples": [] if found is samples else [_sample(one) for one in found]}
+            {"name": found.name, "samples": [_sample(one) for one in (shown[:1] if found is samples else found)]}
             for _, _, _, found in self.calls
         ]
 
@@ -122,6 +122,9 @@ class Datasets:
         return []
 
 
+SPLITS = ("train", "validation", "test", "dev", "val", "valid")
+
+
 def read_from(folder: Path) -> None:
     """Let `datasets.load_dataset` read SPLIT.jsonl, .json, .csv or .parquet of a folder in place of the Hub's dataset."""
     import datasets
@@ -132,9 +135,11 @@ def read_from(folder: Path) -> None:
     def load(path: str, name: str | None = None, *_: Any, split: str | None = None, **named: Any) -> Any:
         for place in (folder / path.rpartition("/")[2], folder):
             files = {file.stem: file for file in sorted(place.glob("*")) if file.suffix in kinds}
+            files = {name: file for name, file in files.items() if name in SPLITS} or files
             if split in files or (split is None and files):
-                chosen = {split: str(files[split])} if split else {one: str(file) for one, file in files.items()}
-                kind = kinds[next(iter(files.values())).suffix if split is None else files[split].suffix]
+                files = {split: files[split]} if split else files
+                kind = kinds[next(iter(files.values())).suffix]
+                chosen = {one: str(file) for one, file in files.items()}
                 return own(kind, data_files=chosen, split=split, cache_dir=tempfile.mkdtemp())
         raise Refused(f"{folder} holds no {split or 'split'}.jsonl, .json, .csv or .parquet for the dataset {path}")
 
@@ -213,23 +218,23 @@ def _described(first: Mapping[str, Any], task: Any, module: Any, samples: Any, d
         name = first["task"].rpartition("@")[2].rpartition("/")[2]
         if not train and (function := getattr(module, f"{name}_train", None)):
             train = list(function().dataset)
+        for number, one in enumerate(train, start=1):
+            one.id = number if one.id is None else one.id
         config = task.config
         wanted = {"temperature": config.temperature, "max_new_tokens": config.max_tokens}
         package = first["task"].partition("/")[0].replace("-", "_")
-        return {
+        found = {
             **{"rows": rows, "name": first["task"], "title": name, "description": (module.__doc__ or "").strip()},
             "train": [
-                {
-                    "question": _text(one.input),
-                    "answer": _text(one.target),
-                    "metadata": _sample(one).get("metadata", {}),
-                }
-                for one in train
+                {"question": _text(one.input), "answer": _text(one.target), "sample": _sample(one)} for one in train
             ],
-            "files": {"datasets.json": json.dumps(datasets.to_keep(samples), sort_keys=True)},
+            "open": any(found is samples for *_, found in datasets.calls),
+            "files": {"datasets.json": json.dumps(datasets.to_keep(samples, train or samples), sort_keys=True)},
             "sampling": {key: value for key, value in wanted.items() if value is not None},
             "packages": [] if (Path(first["vault"]) / "task.py").is_file() else [package],
         }
+        Path(first["found"]).write_text(json.dumps(found), encoding="utf-8")  # too long for a line
+        return {}
     except Refused as error:
         return {"error": str(error)}
     except Exception as error:
@@ -248,7 +253,7 @@ class Asker:
         self.unfinished = unfinished
         self._out, self._back = out, back
         self._waiting: list[tuple[str, Any, asyncio.Future[Any]]] = []
-        self._under_way = False
+        self._under_way = self._watched = False
         self._news = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -257,7 +262,8 @@ class Asker:
         self._waiting.append((kind, request, future))
         self._news += 1
         self.look()
-        if not self._tasks:
+        if not self._watched:
+            self._watched = True
             self._start(self._when_quiet())
         return await future
 

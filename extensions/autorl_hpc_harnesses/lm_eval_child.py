@@ -62,8 +62,8 @@ class Datasets:
         import datasets
 
         key = json.dumps([path, name, named], sort_keys=True, default=str)
-        if key in self.found:
-            return self.found[key]
+        if key in self.found:  # tasks of a group may share a dataset, and each asks its own documents
+            return self.found[key] if self._load else datasets.DatasetDict(self.found[key])
         if self._load:
             found = self._loader(path, name, **named)
         elif key in self.kept:
@@ -108,33 +108,44 @@ def _asked_split(task: Any) -> str:
 
 def _described(first: Mapping[str, Any], tasks: Mapping[str, Any], datasets: Datasets) -> dict[str, Any]:
     try:
-        rows, train, kept, asked = [], [], {}, defaultdict(set)
+        rows: list[Any] = []
+        train: list[Any] = []
+        kept: dict[str, Any] = {}
+        asked: dict[str, set[str]] = defaultdict(set)
+        shown: dict[tuple[str, str], str] = {}
         for name, task in tasks.items():
             split, loaded = _asked_split(task), task.dataset
             key = next(key for key, found in datasets.found.items() if found is loaded)
             asked[key].add(split)
+            shown[key, split] = task.config.training_split if task.has_training_docs() else split
             for number, doc in enumerate(loaded[split]):
-                question = task.doc_to_text(doc) if not task.config.process_docs else json.dumps(doc, sort_keys=True)
-                row = {"id": f"{name}-{number}", "question": str(question) or json.dumps(doc, sort_keys=True)}
-                rows.append({**row, "answer": json.dumps(doc, sort_keys=True), "task": name, "doc": doc})
+                rows.append({"id": f"{name}-{number}", **_row(task, name, doc)})
             if task.has_training_docs():
-                train += [{"task": name, "doc": doc} for doc in loaded[task.config.training_split]]
+                train += [_row(task, name, doc) for doc in loaded[task.config.training_split]]
         for key, found in datasets.found.items():
             # An asked split stays with one document, so that lm-eval sees its columns; worked examples come of the others.
-            kept[key] = {
-                s: [dict(d) for d in (part.select([0]) if s in asked[key] else part)] for s, part in found.items()
-            }
+            columns = {s: found[shown[key, s]].select([0]) if s in asked[key] else part for s, part in found.items()}
+            kept[key] = {s: [dict(doc) for doc in part] for s, part in columns.items()}
         sampling = [task.config.generation_kwargs or {} for task in tasks.values()]
         most = max((int(one.get("max_gen_toks", MAX_GEN_TOKS)) for one in sampling), default=MAX_GEN_TOKS)
-        return {
+        found = {
             **{"rows": rows, "name": first["task"], "title": first["task"], "train": train, "packages": []},
+            "open": True,
             "files": {"datasets.json": json.dumps(kept, sort_keys=True)},
             "sampling": {"max_new_tokens": most},
         }
+        Path(first["found"]).write_text(json.dumps(found), encoding="utf-8")  # too long for a line
+        return {}
     except Refused as error:
         return {"error": str(error)}
     except Exception as error:
         return {"error": words_of(error)}
+
+
+def _row(task: Any, name: str, doc: Any) -> dict[str, Any]:
+    told = json.dumps(doc, sort_keys=True)
+    question = told if task.config.process_docs else str(task.doc_to_text(doc)) or told
+    return {"question": question, "answer": told, "task": name, "doc": doc}
 
 
 class Evaluation:
@@ -258,7 +269,7 @@ def _model(desk: Evaluation) -> Any:
                 drawn = given.get("do_sample", False)
                 wanted = {
                     "stop": [stop] if isinstance(stop, str) else list(stop),
-                    "max_new_tokens": int(given.get("max_gen_toks", MAX_GEN_TOKS)),
+                    **({"max_new_tokens": int(given["max_gen_toks"])} if "max_gen_toks" in given else {}),
                     "temperature": float(given.get("temperature", 1.0)) if drawn else 0.0,
                 }
                 asked.append({**_context(context), "sampling": wanted})

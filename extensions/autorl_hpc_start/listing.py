@@ -75,9 +75,10 @@ def _tasks(place: Any) -> list[Row]:
     def describe(name: str) -> Row:
         vault = place.task_vault(name)
         staged = (vault / "MANIFEST.json").is_file() or any(vault.glob("*/items.jsonl"))
-        return {"title": load_task(name).file.title, "staged": "yes" if staged else "no"}
+        return {"title": load_task(name, root=place).file.title, "staged": "yes" if staged else "no"}
 
-    return _each(task_names(), describe)
+    others = {path.parent.name for path in place.store.glob("tasks/*/*/task.yaml")}  # tasks of other libraries
+    return _each(sorted({*task_names(), *others}), describe)
 
 
 def _agents(_: Any) -> list[Row]:
