@@ -21,7 +21,7 @@ from autorl_hpc.files.layout import PACKAGE, ExperimentDir, RunDir, share
 from autorl_hpc.records import canonical_json
 from autorl_hpc.records.recorded import RECORDED
 from autorl_hpc.report.import_autorl_bench import META, SCORES, ReferenceFolders
-from autorl_hpc.report.pages import BESIDE, RUN_FILES, elsewhere_of
+from autorl_hpc.report.pages import BESIDE, RUN_FILES, Writing, elsewhere_of
 from autorl_hpc.report.run_folder import genesis_of
 from autorl_hpc.report.summary import RunSummary
 
@@ -104,16 +104,16 @@ class Digest(NamedTuple):
 
 
 class Digests:
-    """The digests of all runs in one report, whose folder is `out`."""
+    """The digests of all runs in one report, whose folder is `out`; `how`: the runs' pages are written."""
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
+    def __init__(self, out: Path, how: Writing) -> None:
+        self.out, self.how = out, how
         self._bases: dict[Path, str] = {}
 
     def look(self, run: RunDir) -> Digest | None:
         """Return a run's digest, or None if there is none or the run changed since."""
         with suppress(OSError, ValueError, AutorlError):
-            key, folders = self.key(run), [run.report]
+            key, folders = self.key(run), [] if self.how.whole else [run.report]
             if (self.out / BESIDE).is_dir():
                 folders.append(elsewhere_of(self.out, genesis_of(run), run))
             for folder in folders:
@@ -140,7 +140,7 @@ class Digests:
         paths = [run.ledger, run.sealed_ledger, run.items, run.clock, run.logs, run.events, run.agent_log]
         paths += [run.agent_times, run.code_git, run.code_git / "refs" / "heads", run.workspace_link, run.driver_log]
         others = stamps_key([*paths, *map(run.recorded, RECORDED)])
-        return hashed([code_stamp(), contents, len(names), ends, others, self._bases[home]])
+        return hashed([code_stamp(), self.how.light, contents, len(names), ends, others, self._bases[home]])
 
 
 def own_bytes(path: Path) -> bytes:

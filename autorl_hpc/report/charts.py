@@ -20,6 +20,7 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.records import readable_json
 from autorl_hpc.report.conditions import cell_key
 from autorl_hpc.report.summary import Axis, Board, CellSummary, MergedReport
+from autorl_hpc.report.versus import Versus
 
 # --- content of a figure, independent of drawing
 
@@ -134,7 +135,7 @@ def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Fig
 
     caption = (
         "Expected improvement on the report split of the run that is best on feedback, of k of the n runs there are (k up to n, "
-        "nothing extrapolated), with a 95 % interval over runs from five runs on."
+        "nothing extrapolated), with a 95 % interval over runs from five runs on; it does not hold where rare runs gain far more than the rest."
     )
     panel = Panel("lines", "", (), "k runs", "improvement of the chosen run, points", counts=True)
     return _with_lines(
@@ -167,6 +168,24 @@ def _with_lines(
         legend=tuple(sorted(legend.items(), key=lambda one: one[1])),
         caption=figure.caption + (more if len(board.rows) > MAX_SERIES else ""),
     )
+
+
+def versus_figure(versus: Versus) -> Figure:
+    """Return the figure of a comparison: both sides' means by task, and their difference over tasks."""
+    panels = []
+    for one in versus.tasks[:MAX_SPOTS]:
+        spots = [
+            Spot(f"{name}: {side.name}", over.mean, over.low, over.high, place, over.interval != "t over runs")
+            for place, (name, side, over) in enumerate((("A", versus.a, one.a), ("B", versus.b, one.b)))
+            if over.mean is not None
+        ]
+        title = f"{one.task}{' · ' * bool(one.what)}{one.what}"
+        panels += [Panel("forest", title, tuple(spots), "improvement on report, points")] if spots else []
+    for all_tasks in versus.over_tasks:
+        spot = Spot("A less B", all_tasks.difference, all_tasks.low, all_tasks.high, MAX_SERIES - 1)
+        panels.append(Panel("forest", f"over {len(all_tasks.tasks)} tasks", (spot,), "difference, points"))
+    caption = "Mean improvement with its 95 % t interval; faint: fewer than three runs, or runs that are all equal."
+    return Figure("compare", "A and B", caption, tuple(panels))
 
 
 # --- drawing with matplotlib's object interface: no pyplot, no global state, no window

@@ -191,6 +191,20 @@ def _limit(name: str, value: float | None) -> str:
     return f"{number} {LIMIT_NAMES[name]}"
 
 
+def conditions_told(c: Conditions) -> str:
+    """Return all conditions in words."""
+    limits = limits_told(c.limits)
+    parts = [
+        c.base_model,
+        f"budget {fmt.duration(c.budget_s)}{', ' * bool(limits)}{limits}",
+        fmt.gpus(c.gpus, c.gpu_model),
+    ]
+    parts += [f"protocol {c.protocol}", f"network {c.network}", f"sandbox {c.sandbox}"]
+    parts += [f"engine {fmt.short_hash(c.engine_hash)}"]
+    parts += [] if c.environment_hash is None else [f"environment {fmt.short_hash(c.environment_hash)}"]
+    return " · ".join(parts)
+
+
 def unlike(a: Conditions, b: Conditions) -> list[tuple[str, str, str]]:
     """Return every condition that differs: its name and both values, in words."""
     found = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -39,7 +38,7 @@ from autorl_hpc.report.summary import (
     Spent,
     TaskComparison,
 )
-from autorl_hpc.scoring.stats import ALPHA, NO_SPREAD, Z95, mean_t_interval, t_quantile
+from autorl_hpc.scoring.stats import ALPHA, NO_SPREAD, Z95, mean_t_interval
 from autorl_hpc.tasks.loader import PUBLIC_SPLITS
 
 RUNS_TO_COMPARE = 2  # with one run of each agent the comparison is of runs, not of agents
@@ -215,7 +214,7 @@ def _cell(places: Sequence[int], every: Sequence[RunSummary], *, tested: bool) -
         doubted=sum(bool(run.doubts) for run in runs),
         improvement=over_runs(values, (gain.low, gain.high) if gain else None),
         report=over_runs([score.score or 0.0 for score in scores], (only.low, only.high) if only else None),
-        **statistics.against_zero(values if tested else [])._asdict(),
+        p_value=statistics.against_zero(values if tested else []),
         best_of=tuple(best.mean for best in best_of),
         best_of_intervals=tuple(
             (best.low, best.high) for best in best_of if best.low is not None and best.high is not None
@@ -258,18 +257,14 @@ _KINDS: dict[str, IntervalKind] = {
 }
 
 
-def over_runs(
-    values: Sequence[float], of_one: tuple[float | None, float | None] | None = None, *, bootstrap: bool = True
-) -> OverRuns:
+def over_runs(values: Sequence[float], of_one: tuple[float | None, float | None] | None = None) -> OverRuns:
     """Compute the mean over runs; of one run, its items' interval is given."""
     found = mean_t_interval(values)
     low, high, kind = found.low, found.high, _KINDS[found.kind]
     if found.n == 1 and of_one is not None and of_one[0] is not None:
         low, high = of_one
         kind = "items of one run, not over runs"
-    boot = statistics.bootstrap_mean(values) if bootstrap else None
-    drawn = {"bootstrap_low": boot.low, "bootstrap_high": boot.high} if boot else {}
-    return OverRuns(n=found.n, mean=found.mean, low=low, high=high, interval=kind, **drawn)
+    return OverRuns(n=found.n, mean=found.mean, low=low, high=high, interval=kind)
 
 
 def _comparisons(cells: Mapping[CellKey, Sequence[float]], ranked: set[CellKey]) -> tuple[Comparison, ...]:
@@ -490,13 +485,13 @@ def _overall(values: Sequence[Sequence[float]]) -> Overall | None:
     if any(max(one) - min(one) <= NO_SPREAD for one in values):
         return Overall(mean=mean, tasks=len(values))
     parts = [(variance(one) / len(one), len(one) - 1) for one in values]
-    half = t_quantile(statistics.whole_degrees(parts)) * math.sqrt(math.fsum(v for v, _ in parts)) / len(values)
+    half = statistics.t_half(parts) / len(values)
     return Overall(mean=mean, low=mean - half, high=mean + half, tasks=len(values))
 
 
 def _spent(runs: Sequence[RunSummary], values: Sequence[float | None]) -> Spent:
     known = [(run, value) for run, value in zip(runs, values, strict=True) if value is not None]
-    over = over_runs([value for _, value in known], bootstrap=False)
+    over = over_runs([value for _, value in known])
     gained = sum(run.improvement.difference for run, _ in known if run.improvement is not None)
     banded = over.interval == "t over runs"
     return Spent(

@@ -36,8 +36,6 @@ class OverRuns(Strict):
     low: float | None = None
     high: float | None = None
     interval: IntervalKind
-    bootstrap_low: float | None = None  # bootstrap over runs, from five runs on
-    bootstrap_high: float | None = None
 
 
 DriverSettings = dict[str, str]
@@ -567,8 +565,6 @@ class CellSummary(Strict):
     improvement: OverRuns
     report: OverRuns
     p_value: float | None = None  # mean improvement against 0: t test over runs, from three on
-    p_sign_flip: float | None = None  # the same question without assuming a normal distribution
-    p_sign_flip_least: float | None = None  # the least that so many runs can give: 0.25 for three
     best_of: tuple[float, ...] = ()  # expected improvement of the run that is best on feedback, of 1, 2, ... n runs
     best_of_intervals: tuple[tuple[float, float], ...] = ()  # of `best_of`; from five runs on
     scaling: tuple[Curve, ...] = ()  # improvement against time, tokens, submissions, GPU-hours
@@ -603,13 +599,10 @@ class TasksCompared(Strict):
     tasks: tuple[str, ...]
     left_out: tuple[str, ...] = ()  # tasks on which one side has fewer than two counted runs
     difference: float  # mean over tasks of the mean improvement of a less that of b
-    low: float | None = None  # stratified bootstrap over runs; null: too few runs
+    low: float | None = None  # Welch's t over tasks; null: too few runs
     high: float | None = None
-    p_value: float | None = None  # Welch's t over tasks; null: too few runs
-    p_permutation: float | None = None  # permutation of runs within each task, from five a side on
+    p_value: float | None = None  # by the same
     probability_of_improvement: float  # mann-Whitney, averaged over tasks
-    probability_low: float | None = None
-    probability_high: float | None = None
 
 
 class TaskComparison(TasksCompared):

@@ -82,7 +82,8 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
     from rich.text import Text
 
     sides = (("A", versus.a), ("B", versus.b))
-    lines = [f"{name}: {side.name} ({side.counted} of {side.runs} runs counted)" for name, side in sides]
+    lines = [versus.verdict()]
+    lines += [f"{name}: {side.name} ({side.counted} of {side.runs} runs counted)" for name, side in sides]
     for one in versus.tasks:
         p = [f"p {fmt.p_value(one.p_value)}", f"Holm {fmt.p_value(one.p_holm)}"]
         p += [f"permutation {fmt.p_value(one.p_permutation)}", *([one.test] if one.test else [])]
@@ -94,7 +95,7 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
         interval = fmt.signed_between(over.low, over.high)
         lines.append(
             f"over {len(over.tasks)} tasks, leaderboard {over.leaderboard}: A less B {fmt.signed(over.difference)} {interval}, "
-            f"p {fmt.p_value(over.p_value)} {fmt.decides(over.p_value, over.low, over.high, fmt.RULE)}"
+            f"p {fmt.p_value(over.p_value)}"
         )
     console.print(Text("\n".join((*lines, *versus.notes, f"{versus.measured()} n in brackets."))))
     console.print(Text(f"comparison: {visible(str(folder / 'compare.html'))}"), soft_wrap=True)

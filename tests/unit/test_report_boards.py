@@ -601,7 +601,7 @@ def test_where_interval_and_test_contradict_each_other_the_line_says_which_decid
 
 def cells(page: str) -> list[str]:
     """The cells of the first leaderboard, as they stand in the page."""
-    table = page[page.index('id="b1"') :]
+    table = page[page.index('id="b"') :]
     return re.findall(r'<td class="n[^>]*data-v[^>]*>(.*?)</td>', table[: table.index("</table>")])
 
 
@@ -648,7 +648,7 @@ def test_two_splits_of_one_recipe_are_two_columns_with_two_names(make: Make) -> 
     names = [board.column(place) for place in range(2)]
     assert len(set(names)) == 2 and all(sha(split)[:8] in " ".join(names) for split in "xy")
     page = pages.index_html(merged, {})
-    heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', page[page.index('id="b1"') :])[1:3]
+    heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', page[page.index('id="b"') :])[1:3]
     assert len(set(heads)) == 2
     assert {panel.title for panel in figures_of(merged, board, 1)[0].panels} == set(names)
 
