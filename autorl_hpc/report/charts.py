@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
@@ -198,105 +198,56 @@ ON_PAGE = {**{colour: f"var(--c{i})" for i, colour in enumerate(COLOURS)}, SOFT:
 """The page's CSS variables, which have other values in dark mode; a test compares the light values with these."""
 
 DASHES: tuple[Any, ...] = ("-", (0, (7, 2)), (0, (4, 2)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)), (0, (10, 3)), (0, (3, 4)))
-
-COLUMN, LINE_HEIGHT, ROW_HEIGHT = 3.3, 2.3, 0.2
-"""Inches: width of a panel with labels, height of a line chart with its axis, height of a row."""
-
-ABOVE, BELOW, LEFT, RIGHT = 0.28, 0.45, 0.70, 0.12
-"""Inches for the title, an axis with its name, numbers at the left, and half a number at the right.
-
-Computed here, because matplotlib's layout engines draw everything twice."""
-
-AXIS_NAME_BELOW, AXIS_NAME_LEFT = 0.28, 0.56
-CHARACTER, LEGEND_ROW = 0.066, 0.19  # inches: a character of a row's label (generous), and a line of the legend
-MAX_COLUMNS = 3
+WIDTH, LINES_HEIGHT, ROW_HEIGHT, LEGEND_HEIGHT = 4.4, 2.4, 0.22, 0.19  # inches
 LABEL_CHARACTERS = 34
 
 
-def draw(figure: Figure) -> tuple[Any, list[tuple[float, float, float, float]]]:
-    """Draw a figure, panels in rows of up to three above one legend. Returns a matplotlib Figure; of each panel x, y,
-    width and height without its title, in inches from the upper left."""
+class Drawn(NamedTuple):
+    """A panel's two files, and the SVG element for the page."""
+
+    png: bytes
+    svg: bytes
+    element: str
+
+
+def drawn(figure: Figure, panel: Panel) -> Drawn:
+    """Draw a panel above its legend. Call it inside `style`."""
     from matplotlib.figure import Figure as Drawing
 
-    panels, boxes = figure.panels, []
-    columns = min(MAX_COLUMNS, len(panels))
-    width, height = max(map(_width, panels)), max(map(_height, panels))
-    in_legend = max(1, int(width * columns / COLUMN))
-    foot = 0.05 + LEGEND_ROW * -(-len(figure.legend) // in_legend) if figure.legend else 0.0
-    wide, high = width * columns, height * -(-len(panels) // columns) + foot
-    picture = Drawing(figsize=(wide, high))
-    for place, panel in enumerate(panels):
-        x, y, left = width * (place % columns), height * (place // columns), _left(panel)
-        inside = width - left - RIGHT, height - ABOVE - BELOW
-        boxes.append((x, y + ABOVE - 0.06, width, height - ABOVE + 0.06))
-        corner = (x + left) / wide, (high - y - height + BELOW) / high
-        axis = picture.add_axes((*corner, inside[0] / wide, inside[1] / high))
-        axis.set_title(panel.title, loc="left", gid="title")
-        axis.set_xlabel(panel.x_label)
-        _DRAW[panel.kind](axis, panel)
-        if panel.kind != "lines":  # label the rows from top to bottom, as in the table
-            labels = _row_labels(panel)
-            axis.set_yticks(range(len(labels)), labels)
-            axis.set_ylim(len(labels) - 0.4, -0.6)
-        if x:
-            axis.set_ylabel("")
-        axis.xaxis.set_label_coords(0.5, -AXIS_NAME_BELOW / inside[1])
-        axis.yaxis.set_label_coords(-AXIS_NAME_LEFT / inside[0], 0.5)
+    rows = LINES_HEIGHT if panel.kind == "lines" else 1.0 + ROW_HEIGHT * max(2, len(panel.rows))
+    picture = Drawing(figsize=(WIDTH, rows + LEGEND_HEIGHT * -(-len(figure.legend) // 2)), layout="constrained")
+    axis = picture.add_subplot()
+    axis.set_title(panel.title, loc="left")
+    axis.set_xlabel(panel.x_label)
+    (_lines if panel.kind == "lines" else _forest)(axis, panel)
     if figure.legend:
-        _legend(picture, figure, in_legend)
-    return picture, boxes
+        _legend(picture, figure)
+    png, svg = io.BytesIO(), io.BytesIO()
+    picture.savefig(png, format="png", metadata={"Software": None}, pil_kwargs={"compress_level": 2})
+    picture.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return Drawn(png.getvalue(), svg.getvalue(), _on_page(f"{figure.title}: {panel.title}", svg.getvalue().decode()))
 
 
-def _on_page(figure: Figure, svg: str, boxes: Sequence[tuple[float, ...]]) -> tuple[str, ...]:
-    """Cut a drawn figure into one `<svg>` element per panel, in the page's colours. Panel titles are left out: the page
-    has them as text that wraps."""
-    groups = re.findall(r'^  <g id="axes_\d+">\n.*?^  </g>$', svg, re.MULTILINE | re.DOTALL)
-    definitions = re.findall(r"^ <defs>\n.*?^ </defs>$", svg, re.MULTILINE | re.DOTALL)
-    groups[0] = "".join(one for one in definitions if "<style" not in one) + groups[0]
-    elements = []
-    for panel, group, box in zip(figure.panels, groups, boxes, strict=True):
-        size = " ".join(f"{inches * 72:.1f}" for inches in box)
-        label = escape(f"{figure.title}: {panel.title}")
-        content = re.sub(r'<g id="title">.*?</g>| id="[a-z0-9.]+_\d+"', "", group, flags=re.DOTALL)
-        for colour, name in ON_PAGE.items():
-            content = content.replace(colour, name)
-        elements.append(f'<svg class="chart" viewBox="{size}" role="img" aria-label="{label}">{content}</svg>')
-    return tuple(elements)
-
-
-def _height(panel: Panel) -> float:
-    return LINE_HEIGHT if panel.kind == "lines" else ABOVE + BELOW + ROW_HEIGHT * max(2, len(panel.rows))
-
-
-def _row_labels(panel: Panel) -> list[str]:
-    return [] if panel.kind == "lines" else [fill(row[0], LABEL_CHARACTERS) for row in panel.rows]
-
-
-def _left(panel: Panel) -> float:
-    return max([LEFT, *(0.15 + CHARACTER * max(map(len, label.split("\n"))) for label in _row_labels(panel))])
-
-
-def _width(panel: Panel) -> float:
-    inside = 0.0 if panel.kind == "lines" else COLUMN - 1.1
-    return max(COLUMN, _left(panel) + inside + RIGHT)
+def _on_page(title: str, svg: str) -> str:
+    """Return a drawing as an `<svg>` element in the page's colours, without ids that other drawings have too."""
+    size, content = re.search(r'viewBox="([^"]+)"', svg), svg[svg.index("<defs>") : svg.rindex("</svg>")]
+    content = re.sub(r' id="[a-z0-9.]+_\d+"|<style.*?</style>', "", content, flags=re.DOTALL)
+    for colour, name in ON_PAGE.items():
+        content = content.replace(colour, name)
+    box = size[1] if size else ""
+    return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{escape(title)}">{content}</svg>'
 
 
 def _lines(axis: Any, panel: Panel) -> None:
     axis.axhline(0, color=SOFT, linewidth=0.6)
+    step, style = ("post", "steps-post") if panel.as_steps else (None, "default")
     for series in panel.rows:
         colour, dash = COLOURS[series.colour % MAX_SERIES], DASHES[series.colour % MAX_SERIES]
         points = list(zip(series.x, series.y, series.low, series.high, strict=True))
-        if panel.as_steps:  # drop points where nothing changes
-            points = [
-                p for p, before in zip(points, [None, *points[:-1]], strict=True) if not before or p[1:] != before[1:]
-            ] + points[-1:]
         band = [(x, low, high) for x, _, low, high in points if low is not None and high is not None]
         if len(band) > 1:
-            step = "post" if panel.as_steps else None
             axis.fill_between(*zip(*band, strict=True), step=step, color=colour, alpha=0.1, linewidth=0)
-        style = "steps-post" if panel.as_steps else "default"
-        line = [p[0] for p in points], [p[1] for p in points]
-        axis.plot(*line, color=colour, linewidth=1.2, linestyle=dash, drawstyle=style)
+        axis.plot(series.x, series.y, color=colour, linewidth=1.2, linestyle=dash, drawstyle=style)
         axis.plot(series.x[-1:], series.y[-1:], color=colour, marker="o", markersize=3)
     axis.set_ylabel(panel.y_label)
     axis.grid(axis="y", color=GRID, linewidth=0.5)
@@ -313,36 +264,26 @@ def _forest(axis: Any, panel: Panel) -> None:
             axis.plot([spot.low, spot.high], [place, place], color=colour, linewidth=1.4, alpha=alpha)
         axis.plot([spot.mean], [place], color=colour, marker="o", markersize=4, alpha=alpha)
     axis.grid(axis="x", color=GRID, linewidth=0.5)
+    axis.set_yticks(range(len(panel.rows)), [fill(spot.label, LABEL_CHARACTERS) for spot in panel.rows])
+    axis.set_ylim(len(panel.rows) - 0.4, -0.6)  # from top to bottom, as in the table
 
 
-_DRAW: dict[str, Any] = {"lines": _lines, "forest": _forest}
-
-
-def _legend(picture: Any, figure: Figure, columns: int) -> None:
+def _legend(picture: Any, figure: Figure) -> None:
     from matplotlib.lines import Line2D
 
     handles = []
     for text, place in figure.legend:
         label = f" {text}" if text.startswith("_") else text  # matplotlib drops labels with a leading underscore
         line = {"color": COLOURS[place % MAX_SERIES], "linestyle": DASHES[place % MAX_SERIES]}
-        handles.append(Line2D([], [], label=label, **line))
-    picture.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, borderaxespad=0.3)
+        handles.append(Line2D([], [], label=label[:LABEL_CHARACTERS], **line))
+    picture.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, borderaxespad=0.1)
 
 
-# --- files: PNG and SVG of every figure; the same numbers give the same bytes with one version of matplotlib
+# --- files: PNG and SVG of every panel; the same numbers give the same bytes with one version of matplotlib
 
 FOLDER = "figures"
 INDEX = "index.json"
-MAX_BOARDS = 6  # leaderboards with figures; a report of more is not a comparison
-MAX_PANELS = 120  # about 0.07 s of CPU each for both files, so figures take at most some seconds
-
-
-class Drawn(NamedTuple):
-    """A figure's two files, and its panels as SVG elements for the page."""
-
-    png: bytes
-    svg: bytes
-    panels: tuple[str, ...]
+MAX_PANELS = 120  # about 0.1 s of CPU each, so figures take at most some seconds
 
 
 def write_figures(merged: MergedReport, out: Path) -> dict[int, list[tuple[Figure, tuple[str, ...]]]]:
@@ -354,17 +295,20 @@ def write_figures(merged: MergedReport, out: Path) -> dict[int, list[tuple[Figur
     index: dict[str, Any] = {}
     found: dict[int, list[tuple[Figure, tuple[str, ...]]]] = {}
     with style() as version:
-        for number, board in enumerate(merged.boards[:MAX_BOARDS], 1):
+        for number, board in enumerate(merged.boards, 1):
             figures = figures_of(merged, board, number)
             panels += sum(len(figure.panels) for figure in figures)
             if number > 1 and panels > MAX_PANELS:
                 break
             for figure in figures:
-                one = drawn(figure)
-                files |= {f"{figure.name}.png": one.png, f"{figure.name}.svg": one.svg}
-                sums = {"png": hashlib.sha256(one.png).hexdigest(), "svg": hashlib.sha256(one.svg).hexdigest()}
-                index[figure.name] = {"title": figure.title, "caption": figure.caption, **sums}
-                found.setdefault(number, []).append((figure, one.panels))
+                made = [drawn(figure, panel) for panel in figure.panels]
+                for place, one in enumerate(made, 1):
+                    name = f"{figure.name}-{place}"
+                    files |= {f"{name}.png": one.png, f"{name}.svg": one.svg}
+                    sums = {"png": hashlib.sha256(one.png).hexdigest(), "svg": hashlib.sha256(one.svg).hexdigest()}
+                    title = f"{figure.title}: {figure.panels[place - 1].title}"
+                    index[name] = {"title": title, "caption": figure.caption, **sums}
+                found.setdefault(number, []).append((figure, tuple(one.element for one in made)))
     files[INDEX] = readable_json({"matplotlib": version, "figures": index})
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -377,21 +321,6 @@ def write_figures(merged: MergedReport, out: Path) -> dict[int, list[tuple[Figur
     except OSError as error:
         raise from_os_error(error, "writing the figures", error.filename or folder) from error
     return found
-
-
-def drawn(figure: Figure) -> Drawn:
-    """Return PNG, SVG and the page's panels of one figure. Call it inside `style`. Uses the canvas directly: `savefig`
-    would draw everything again to compute a layout that is fixed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    picture, boxes = draw(figure)
-    png, svg = io.BytesIO(), io.BytesIO()
-    print_png: Any = FigureCanvasAgg(picture).print_png
-    print_png(png, metadata={"Software": None}, pil_kwargs={"compress_level": 2})
-    print_svg: Any = FigureCanvasSVG(picture).print_svg
-    print_svg(svg, metadata={"Date": None, "Creator": None})
-    return Drawn(png.getvalue(), svg.getvalue(), _on_page(figure, svg.getvalue().decode(), boxes))
 
 
 @contextmanager
@@ -430,7 +359,6 @@ _SETTINGS: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 9,
-    "axes.titley": 1.0,  # the default position; if unset, matplotlib measures everything above the axes, twice
     "axes.linewidth": 0.6,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,

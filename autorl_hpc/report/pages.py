@@ -19,7 +19,7 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir, share
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report import run_chart, run_page, tables
-from autorl_hpc.report.charts import MAX_SERIES, Figure, drawn, style, versus_figure
+from autorl_hpc.report.charts import Figure, drawn, style, versus_figure
 from autorl_hpc.report.conditions import conditions_told, unlike
 from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
@@ -103,9 +103,7 @@ def parts(merged: MergedReport, links: Mapping[int, str], figures: Figures) -> d
         "rows": _agents(merged),
         "pairs": pairs[:MAX_PAIRS],
         "more_pairs": max(0, len(pairs) - MAX_PAIRS),
-        "figures": [
-            (number, _figure(figure, panels)) for number, each in sorted(figures.items()) for figure, panels in each
-        ],
+        "figures": [(number, one, panels) for number, each in sorted(figures.items()) for one, panels in each],
         "runs": _runs(merged, of_group, links),
         "measured": how_measured_of_all(merged.runs),
         "drawn_runs": plotted if len(plotted) <= MAX_DRAWN_RUNS else [],
@@ -218,14 +216,6 @@ def _best(found: Sequence[tuple[float, str, BoardCell]], pairs: Sequence[Compari
             "" if p is None else f", {'told apart' if p < ALPHA else 'not told apart'} (p {fmt.p_value(p)})"
         )
     return said + (f". No rank: {cell.unranked}." if cell.unranked else ".")
-
-
-def _figure(figure: Figure, panels: Sequence[str]) -> dict[str, Any]:
-    from markupsafe import Markup
-
-    legend = [(label, f"c{place % MAX_SERIES}") for label, place in figure.legend]
-    drawn = [(Markup(drawing), panel) for drawing, panel in zip(panels, figure.panels, strict=True)]
-    return {"figure": figure, "panels": drawn, "legend": legend}
 
 
 def _runs(merged: MergedReport, of_group: Mapping[int, int], links: Mapping[int, str]) -> list[dict[str, Any]]:
@@ -434,8 +424,8 @@ def write_versus(versus: Versus, out: Path) -> None:
     """Write a comparison beside the index. Raises AutorlError: the folder can't be written."""
     figure = versus_figure(versus)
     with style():
-        shown = _figure(figure, drawn(figure).panels) if figure.panels else None
-    page = _template("html", "versus.html.j2").render(v=versus, figure=shown, script=script())
+        drawings = [drawn(figure, panel).element for panel in figure.panels]
+    page = _template("html", "versus.html.j2").render(v=versus, figure=figure, drawings=drawings, script=script())
     try:
         files = {
             COMPARE_NAME: versus.model_dump_json(indent=2).encode() + b"\n",
