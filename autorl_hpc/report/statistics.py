@@ -543,11 +543,6 @@ DEGREES_FOR_INTERVAL = 4
 """Runs less their means: three against three on one task, or two against two on two tasks. With less, measured coverage is 80 %."""
 
 
-def tasks_met(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return the tasks on which both sides have two runs, sorted."""
-    return [name for name in sorted(a.keys() & b.keys()) if min(len(a[name]), len(b[name])) >= RUNS_ON_A_TASK]
-
-
 def over_tasks(
     a: Mapping[str, Sequence[float]],
     b: Mapping[str, Sequence[float]],
@@ -557,7 +552,7 @@ def over_tasks(
     over tasks, so that they never contradict each other; the runs of a task change only its own part. `a, b`: of each task, or of each
     part of one, the improvements of the counted runs. `task_of`: the task of each part (a mode, say), where a task has several. A
     task's difference is the mean of its parts'."""
-    met = tasks_met(a, b)
+    met = [name for name in sorted(a.keys() & b.keys()) if min(len(a[name]), len(b[name])) >= RUNS_ON_A_TASK]
     if not met:
         return None
     tasks = [task_of[name] if task_of else name for name in met]

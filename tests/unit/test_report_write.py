@@ -199,7 +199,6 @@ def test_terminal(tree: Tree, width: int) -> None:
     text = out.getvalue()
     assert all(len(line.rstrip()) <= width for line in text.splitlines())
     assert "+5.0 [" in text and "lost: cluster" in text and "range of two" in text and "\x1b" not in text
-    assert ("best fb" in text) == (width == 120)
 
 
 def test_a_path_that_can_not_be_written_is_the_users(tree: Tree, tmp_path: Path) -> None:
