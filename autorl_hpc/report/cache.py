@@ -73,18 +73,12 @@ def left_out_key(run: RunDir) -> str:
     return hashed([stamps_key(paths), [os.access(path, os.R_OK) for path in paths]])
 
 
-def with_entries(key: str, run: RunDir) -> str:
-    """Return the key of a damaged run, all of whose entries count, since they may be repaired in place."""
-    return hashed([key, stamps_key(run.ledger / name for name in reading.list_names(run.ledger))])
-
-
 class Digest(NamedTuple):
     """A run's summary as it was kept: the folder of its pages, its key (None: not to be kept), the short summary as JSON."""
 
     folder: Path
     key: str | None
     data: bytes
-    damaged: bool = False
 
     def summary(self) -> RunSummary:
         """Return the short summary."""
@@ -93,9 +87,8 @@ class Digest(NamedTuple):
     def keep(self) -> None:
         """Write the digest beside the run's pages; if that fails, the next report reads the run again."""
         if self.key is not None:
-            head = self.seal() + (b" damaged" if self.damaged else b"")
             with suppress(OSError):
-                atomic.write_bytes(self.folder / DIGEST_NAME, head + b"\n" + self.data, durable=False)
+                atomic.write_bytes(self.folder / DIGEST_NAME, self.seal() + b"\n" + self.data, durable=False)
 
     def seal(self) -> bytes:
         """Return the digest's first line: a hash of the key, the pages as they are, and the summary."""
@@ -118,9 +111,8 @@ class Digests:
                 folders.append(elsewhere_of(self.out, genesis_of(run), run))
             for folder in folders:
                 with suppress(OSError, ValueError):
-                    head, _, data = own_bytes(folder / DIGEST_NAME).partition(b"\n")
-                    seal, _, damaged = head.partition(b" ")
-                    found = Digest(folder, with_entries(key, run) if damaged else key, data)
+                    seal, _, data = own_bytes(folder / DIGEST_NAME).partition(b"\n")
+                    found = Digest(folder, key, data)
                     if found.seal() == seal:
                         return found
         return None

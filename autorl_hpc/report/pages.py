@@ -18,8 +18,8 @@ from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir, share
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report import run_chart, run_page, tables
-from autorl_hpc.report.charts import Figure, drawn, style, versus_figure
+from autorl_hpc.report import run_page, tables
+from autorl_hpc.report.charts import Figure, drawn, style, trajectory, versus_figure
 from autorl_hpc.report.conditions import conditions_told, unlike
 from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
@@ -391,7 +391,7 @@ def _environment(kind: str) -> Environment:
         gain=_plain(gain_in_words),
         over=_plain(_over),
         unseen=UNSEEN,
-        trajectory=lambda run: Markup(run_chart.trajectory(run)),
+        trajectory=lambda run: Markup(trajectory(run)),
     )
     return environment
 

@@ -34,7 +34,6 @@ from autorl_hpc.report.cache import (
     left_out_key,
     own_bytes,
     stamp,
-    with_entries,
 )
 from autorl_hpc.report.charts import FOLDER, write_figures
 from autorl_hpc.report.find import ChosenRun, FoundRuns, find_runs, imported_runs, runs_on_disk, shown, without_copies
@@ -260,10 +259,8 @@ def _read(chosen: ChosenRun, digests: Digests, options: Options) -> Digest | Exc
     except Exception as error:
         return error
     folder = write_run(whole, run, digests.out, options.writing)
-    damaged = whole.damage is not None
-    if key is not None and damaged:
-        key = with_entries(key, run)
-    new = Digest(folder, key, whole.short().model_dump_json().encode(), damaged)
+    kept = None if whole.damage is not None else key  # a damaged run may be repaired in place, in any entry
+    new = Digest(folder, kept, whole.short().model_dump_json().encode())
     new.keep()
     return new
 

@@ -194,17 +194,17 @@ Strata = dict[_Key, tuple[list[float], list[float]]]  # improvements of both sid
 
 
 def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen) -> Strata:
-    kinds = {left.side.kind, right.side.kind}
-    modes_named = left.mode_named and right.mode_named
+    modes_named, by_agent = left.mode_named and right.mode_named, "agent" in (left.side.kind, right.side.kind)
     found: dict[_Key, tuple[list[RunSummary], list[RunSummary]]] = defaultdict(lambda: ([], []))
     for column, task in enumerate(board.tasks):
         for place in (place for cell in merged.groups[task.group].cells for place in cell.places):
             run = merged.runs[place]
-            agent = " · ".join([run.agent, run.driver, run.mode])
-            what = agent if "agent" not in kinds else "" if modes_named else run.mode
+            whole = f"{run.agent} · {run.driver} · {run.mode}"
+            key = _Key(task.task, board.column(column), task.group, "")
+            key = key._replace(what=whole if not by_agent else "" if modes_named else run.mode)
             for side, chosen in enumerate((left, right)):
                 if place in chosen.places and run.counted and run.improvement is not None:
-                    found[_Key(task.task, board.column(column), task.group, what)][side].append(run)
+                    found[key][side].append(run)
     return {key: (improvements(a), improvements(b)) for key, (a, b) in found.items()}
 
 
@@ -234,10 +234,9 @@ def _ambiguous(strata: Strata) -> set[str]:
 
 
 def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[str]) -> list[VersusAll]:
-    clear = {key: sides for key, sides in strata.items() if key.task not in ambiguous}
-    names = {key: " · ".join(part for part in (key.name, key.what) if part) for key in clear}
-    a, b = ({names[key]: sides[side] for key, sides in clear.items()} for side in (0, 1))
-    found = statistics.over_tasks(a, b, {names[key]: key.task for key in clear})
+    clear = {f"{key.name}{' · ' * bool(key.what)}{key.what}": key for key in strata if key.task not in ambiguous}
+    a, b = ({name: strata[key][side] for name, key in clear.items()} for side in (0, 1))
+    found = statistics.over_tasks(a, b, {name: key.task for name, key in clear.items()})
     told = {"leaderboard": number, "conditions": conditions, "ambiguous_tasks": tuple(sorted(ambiguous))}
     return [] if found is None else [VersusAll(**told, **found.model_dump())]
 
