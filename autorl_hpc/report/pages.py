@@ -288,7 +288,6 @@ NUMBERS = {
     "size": fmt.size,
     "percent": fmt.percent,
     "figure": fmt.figure,
-    "published": lambda score: fmt.UNKNOWN if score is None else f"{score:.2f}",
 }
 
 

@@ -336,11 +336,10 @@ def in_processes(work: Work, pieces: int, workers: int | None = None) -> Iterato
     if workers:
         pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _begin, (work,))
         try:
-            for answer in pool.map(_answer, range(done, pieces)):
-                done += 1
-                yield answer
-        except BrokenExecutor:
-            pass
+            with suppress(BrokenExecutor):
+                for answer in pool.map(_answer, range(done, pieces)):
+                    done += 1
+                    yield answer
         finally:
             pool.shutdown(cancel_futures=True)
     yield from map(work, range(done, pieces))
@@ -359,15 +358,13 @@ def _answer(number: int) -> Any:
 
 # --- report --watch
 
-Say = Callable[[str], None]
-
 
 def watch_report(
     paths: Sequence[Path],
     out: Path | None,
     options: Options,
     every_s: int,
-    say: Say,
+    say: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Refresh until every run is over or until ctrl-C; then write a last page that does not reload, and return. If the
@@ -386,7 +383,7 @@ def watch_report(
                 done = refresh(paths, out, going_on)
                 say(_line(done))
             except AutorlError as error:
-                say(f"{_now()}  not refreshed: {error.what}; looked at again in {every_s} s")
+                say(f"{time.strftime('%H:%M:%S')}  not refreshed: {error.what}; looked at again in {every_s} s")
     except KeyboardInterrupt:
         say("no longer watched; the same command goes on")
     refresh(paths, out, replace(going_on, fresh=False, reload_s=None))
@@ -395,8 +392,4 @@ def watch_report(
 def _line(done: Refreshed) -> str:
     read = f"{done.read} read again" if done.merged is not None else "nothing changed"
     left_out = f", {done.left_out} things left out" if done.left_out else ""
-    return f"{_now()}  {len(done.folders)} runs, {done.live} not over, {read}{left_out}"
-
-
-def _now() -> str:
-    return time.strftime("%H:%M:%S")
+    return f"{time.strftime('%H:%M:%S')}  {len(done.folders)} runs, {done.live} not over, {read}{left_out}"

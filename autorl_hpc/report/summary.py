@@ -236,47 +236,30 @@ class Figures(Strict):
 FILE = "paper-results.yaml"
 
 
+PaperFigure = float | str | None  # null: not published
+
+
 class PaperRow(Strict):
     """A row of a published table."""
 
     agent: str
     driver: str | None = None
     mode: str | None = None
-    scores: tuple[float | None, ...]  # points, by task; null: not published
-
-
-class PaperTable(Strict):
-    """A published table, or a part of one."""
-
-    name: str
-    base_model: str
-    base: tuple[float | None, ...]  # the base model's scores, by task
-    rows: tuple[PaperRow, ...]
-
-
-PaperFigure = float | str | None  # null: not published
-
-
-class PaperFiguresRow(Strict):
-    """A row of a published table with several figures in a cell."""
-
-    agent: str
-    driver: str | None = None
     base_model: str | None = None
     cells: tuple[tuple[PaperFigure, ...] | None, ...]  # by column; null: nothing published
 
 
-class PaperFigures(Strict):
-    """A published table with several figures in a cell."""
+class PaperTable(Strict):
+    """A published table, or a part of one, with one or several figures in a cell."""
 
     name: str
     columns: tuple[str, ...]
     figures: tuple[str, ...]  # what the figures of each cell are, in order
-    rows: tuple[PaperFiguresRow, ...]
+    rows: tuple[PaperRow, ...]
     caveats: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _whole(self) -> PaperFigures:
+    def _whole(self) -> PaperTable:
         for row in self.rows:
             if len(row.cells) != len(self.columns):
                 raise ValueError(f"{self.name}: {row.agent}: {len(row.cells)} cells for {len(self.columns)} columns")
@@ -300,15 +283,6 @@ class PaperResults(Record):
     tasks: tuple[str, ...]
     caveats: tuple[str, ...] = ()
     tables: tuple[PaperTable, ...]
-    further: tuple[PaperFigures, ...] = ()
-
-    @model_validator(mode="after")
-    def _one_score_a_task(self) -> PaperResults:
-        for table in self.tables:
-            for scores in (table.base, *(row.scores for row in table.rows)):
-                if len(scores) != len(self.tasks):
-                    raise ValueError(f"{table.name}: {len(scores)} scores for {len(self.tasks)} tasks")
-        return self
 
 
 def read_paper() -> PaperResults:
