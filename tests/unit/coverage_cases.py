@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autorl_hpc.report import scores
-from autorl_hpc.report.axes import BestSoFar, band
 from autorl_hpc.report.scores import paired_graded
 from autorl_hpc.report.statistics import (
     against_zero,
@@ -247,13 +246,6 @@ def mean_luck(by_report: bool, sets: int) -> float:
 # ---- one agent against another ----
 
 
-def overlap(a: list[float], b: list[float]) -> bool:
-    """The rule of earlier versions: whether the two t intervals lie apart."""
-    one, other = stats.mean_t_interval(a), stats.mean_t_interval(b)
-    assert None not in (one.low, one.high, other.low, other.high)
-    return one.low > other.high or other.low > one.high  # type: ignore[operator]
-
-
 def permuted(a: list[float], b: list[float]) -> bool:
     return regrouping_p(a, b) < 0.05
 
@@ -267,13 +259,6 @@ def welch(a: list[float], b: list[float]) -> bool:
 def told_apart(rng: np.random.Generator, rule: Callable[[list[float], list[float]], bool], n: int, gain: float) -> bool:
     """Whether n runs a side of SD 10 whose true means differ by `gain` are told apart."""
     return rule(rng.normal(gain, 10, n).tolist(), rng.normal(0, 10, n).tolist())
-
-
-@drawn
-def band_at(rng: np.random.Generator, n: int) -> bool:
-    """Runs with four submissions at random times; the band at a third of the budget."""
-    (found,) = band([_curve(rng) for _ in range(n)], [1 / 3])
-    return holds(found.low, found.high, _true_band())
 
 
 # ---- over tasks ----
@@ -356,19 +341,6 @@ def _true_best(spread: float, k: int, kept: float = 0.0) -> float:
     return float(100 * ((true * best).sum(axis=1) / best.sum(axis=1)).mean())
 
 
-def _curve(rng: np.random.Generator) -> BestSoFar:
-    steps = zip(rng.random(4).tolist(), rng.normal(3, 4, 4).tolist(), strict=True)
-    return BestSoFar(list(steps), 1.0)
-
-
-@cache
-def _true_band() -> float:
-    rng = np.random.default_rng(96)
-    times, values = rng.random((1_000_000, 4)), rng.normal(3, 4, (1_000_000, 4))
-    best = np.where(times <= 1 / 3, values, -np.inf).max(axis=1)
-    return float(np.where(np.isfinite(best), best, 0.0).mean())
-
-
 CASES = [
     Case("Wilson, 82 items of 0.1", wilson(82, 0.1), 0.93),
     Case("Wilson, 1,319 items of 0.4", wilson(1319, 0.4), 0.94, 0.965),
@@ -442,7 +414,6 @@ CASES = [
             ("gains of 5 ± 5", 5, 20, 5),
         )
     ),
-    *(Case(f"band over {n} runs at one x", band_at(n), least, 0.98) for n, least in ((3, 0.905), (8, 0.935))),
     *(
         Case(f"{count} tasks of {n} runs a side, {kind}: difference", tasks(kind, count, n), least, cost=60)
         for kind, count, n, least in (
@@ -465,10 +436,8 @@ FOUND = [
             cost=2,
         )
         for n, gain, name, rule, least, most in (
-            (3, 30, "intervals apart", overlap, 0.21, 0.26),
             (3, 30, "permutation", permuted, 0.0, 0.001),
             (3, 30, "Welch", welch, 0.66, 0.71),
-            (5, 20, "intervals apart", overlap, 0.33, 0.39),
             (5, 20, "permutation", permuted, 0.74, 0.81),
             (5, 20, "Welch", welch, 0.73, 0.80),
             (3, 0, "Welch", welch, 0.025, 0.05),
