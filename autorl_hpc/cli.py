@@ -212,7 +212,8 @@ COMPARE_HELP = "Two agents (AGENT[/DRIVER[/MODE]]), experiments or folders."
 @app.command()
 def report(
     paths: Annotated[list[Path], Argument(help="Runs, experiments, or runs/ folders; several are merged.")],
-    out: Annotated[Path | None, Option("--out", help="Where to write (default: report/ beside the runs).")] = None,
+    out: Annotated[Path | None, Option("--out", help="Write a whole site there, which can be copied alone.")] = None,
+    light: Annotated[bool, Option("--light", help="With --out: without traces.")] = False,
     compare: Annotated[tuple[str, str] | None, Option("--compare", metavar="A B", help=COMPARE_HELP)] = None,
     paper: Annotated[bool, Option("--paper", help="Show the paper's published results, clearly apart.")] = False,
     figures: Annotated[bool, Option("--figures/--no-figures", help="Draw figures, as PNG and SVG too.")] = True,
@@ -232,7 +233,10 @@ def report(
     """
     from autorl_hpc.report import report
 
-    options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare, one_file=one_file)
+    if light and out is None:
+        raise typer.BadParameter("--light needs --out DIR")
+    site = {"whole": out is not None, "light": light}
+    options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare, one_file=one_file, **site)
     if any(path.is_file() and path.suffix != ".csv" for path in paths):
         from autorl_hpc.evidence.unpack import lay_out
 
@@ -250,7 +254,7 @@ def report(
     if as_json:
         sys.stdout.write(done.json_text(compare is not None))
     else:
-        print(done.index) if quiet else report.show(done, compare)
+        print(done.index) if quiet else report.show(done, compare, whole=out is not None)
 
 
 @app.command()

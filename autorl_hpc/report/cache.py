@@ -21,7 +21,7 @@ from autorl_hpc.files.layout import PACKAGE, ExperimentDir, RunDir, share
 from autorl_hpc.records import canonical_json
 from autorl_hpc.records.recorded import RECORDED
 from autorl_hpc.report.import_autorl_bench import META, SCORES, ReferenceFolders
-from autorl_hpc.report.pages import BESIDE, RUN_FILES, elsewhere_of
+from autorl_hpc.report.pages import BESIDE, RUN_FILES, Writing, elsewhere_of
 from autorl_hpc.report.run_folder import genesis_of
 from autorl_hpc.report.summary import RunSummary
 
@@ -73,18 +73,12 @@ def left_out_key(run: RunDir) -> str:
     return hashed([stamps_key(paths), [os.access(path, os.R_OK) for path in paths]])
 
 
-def with_entries(key: str, run: RunDir) -> str:
-    """Return the key of a damaged run, all of whose entries count, since they may be repaired in place."""
-    return hashed([key, stamps_key(run.ledger / name for name in reading.list_names(run.ledger))])
-
-
 class Digest(NamedTuple):
     """A run's summary as it was kept: the folder of its pages, its key (None: not to be kept), the short summary as JSON."""
 
     folder: Path
     key: str | None
     data: bytes
-    damaged: bool = False
 
     def summary(self) -> RunSummary:
         """Return the short summary."""
@@ -93,9 +87,8 @@ class Digest(NamedTuple):
     def keep(self) -> None:
         """Write the digest beside the run's pages; if that fails, the next report reads the run again."""
         if self.key is not None:
-            head = self.seal() + (b" damaged" if self.damaged else b"")
             with suppress(OSError):
-                atomic.write_bytes(self.folder / DIGEST_NAME, head + b"\n" + self.data, durable=False)
+                atomic.write_bytes(self.folder / DIGEST_NAME, self.seal() + b"\n" + self.data, durable=False)
 
     def seal(self) -> bytes:
         """Return the digest's first line: a hash of the key, the pages as they are, and the summary."""
@@ -104,23 +97,22 @@ class Digest(NamedTuple):
 
 
 class Digests:
-    """The digests of all runs in one report, whose folder is `out`."""
+    """The digests of all runs in one report, whose folder is `out`; `how`: the runs' pages are written."""
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
+    def __init__(self, out: Path, how: Writing) -> None:
+        self.out, self.how = out, how
         self._bases: dict[Path, str] = {}
 
     def look(self, run: RunDir) -> Digest | None:
         """Return a run's digest, or None if there is none or the run changed since."""
         with suppress(OSError, ValueError, AutorlError):
-            key, folders = self.key(run), [run.report]
+            key, folders = self.key(run), [] if self.how.whole else [run.report]
             if (self.out / BESIDE).is_dir():
                 folders.append(elsewhere_of(self.out, genesis_of(run), run))
             for folder in folders:
                 with suppress(OSError, ValueError):
-                    head, _, data = own_bytes(folder / DIGEST_NAME).partition(b"\n")
-                    seal, _, damaged = head.partition(b" ")
-                    found = Digest(folder, with_entries(key, run) if damaged else key, data)
+                    seal, _, data = own_bytes(folder / DIGEST_NAME).partition(b"\n")
+                    found = Digest(folder, key, data)
                     if found.seal() == seal:
                         return found
         return None
@@ -140,7 +132,7 @@ class Digests:
         paths = [run.ledger, run.sealed_ledger, run.items, run.clock, run.logs, run.events, run.agent_log]
         paths += [run.agent_times, run.code_git, run.code_git / "refs" / "heads", run.workspace_link, run.driver_log]
         others = stamps_key([*paths, *map(run.recorded, RECORDED)])
-        return hashed([code_stamp(), contents, len(names), ends, others, self._bases[home]])
+        return hashed([code_stamp(), self.how.light, contents, len(names), ends, others, self._bases[home]])
 
 
 def own_bytes(path: Path) -> bytes:

@@ -1,16 +1,16 @@
-"""Figures of the merged report: content (`figures_of`), drawing with matplotlib (`drawn`), files (`write_figures`)."""
+"""Figures of the merged report: content (`figures_of`), drawing with matplotlib (`drawn`), files (`write_figures`); a run as SVG (`trajectory`)."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import logging
+import math
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal, NamedTuple
@@ -18,8 +18,12 @@ from typing import Any, Literal, NamedTuple
 from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.records import readable_json
+from autorl_hpc.report import format as fmt
 from autorl_hpc.report.conditions import cell_key
-from autorl_hpc.report.summary import Axis, Board, CellSummary, MergedReport
+from autorl_hpc.report.format import html
+from autorl_hpc.report.summary import Axis, Board, CellSummary, MergedReport, Point, RunSummary
+from autorl_hpc.report.versus import Versus
+from autorl_hpc.states import SubmissionState
 
 # --- content of a figure, independent of drawing
 
@@ -134,7 +138,7 @@ def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Fig
 
     caption = (
         "Expected improvement on the report split of the run that is best on feedback, of k of the n runs there are (k up to n, "
-        "nothing extrapolated), with a 95 % interval over runs from five runs on."
+        "nothing extrapolated), with a 95 % interval over runs from five runs on; it does not hold where rare runs gain far more than the rest."
     )
     panel = Panel("lines", "", (), "k runs", "improvement of the chosen run, points", counts=True)
     return _with_lines(
@@ -169,6 +173,24 @@ def _with_lines(
     )
 
 
+def versus_figure(versus: Versus) -> Figure:
+    """Return the figure of a comparison: both sides' means by task, and their difference over tasks."""
+    panels = []
+    for one in versus.tasks[:MAX_SPOTS]:
+        spots = [
+            Spot(f"{name}: {side.name}", over.mean, over.low, over.high, place, over.interval != "t over runs")
+            for place, (name, side, over) in enumerate((("A", versus.a, one.a), ("B", versus.b, one.b)))
+            if over.mean is not None
+        ]
+        title = f"{one.task}{' · ' * bool(one.what)}{one.what}"
+        panels += [Panel("forest", title, tuple(spots), "improvement on report, points")] if spots else []
+    for all_tasks in versus.over_tasks:
+        spot = Spot("A less B", all_tasks.difference, all_tasks.low, all_tasks.high, MAX_SERIES - 1)
+        panels.append(Panel("forest", f"over {len(all_tasks.tasks)} tasks", (spot,), "difference, points"))
+    caption = "Mean improvement with its 95 % t interval; faint: fewer than three runs, or runs that are all equal."
+    return Figure("compare", "A and B", caption, tuple(panels))
+
+
 # --- drawing with matplotlib's object interface: no pyplot, no global state, no window
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#56b4e9", "#b98200", "#1b1e23")
@@ -179,105 +201,56 @@ ON_PAGE = {**{colour: f"var(--c{i})" for i, colour in enumerate(COLOURS)}, SOFT:
 """The page's CSS variables, which have other values in dark mode; a test compares the light values with these."""
 
 DASHES: tuple[Any, ...] = ("-", (0, (7, 2)), (0, (4, 2)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)), (0, (10, 3)), (0, (3, 4)))
-
-COLUMN, LINE_HEIGHT, ROW_HEIGHT = 3.3, 2.3, 0.2
-"""Inches: width of a panel with labels, height of a line chart with its axis, height of a row."""
-
-ABOVE, BELOW, LEFT, RIGHT = 0.28, 0.45, 0.70, 0.12
-"""Inches for the title, an axis with its name, numbers at the left, and half a number at the right.
-
-Computed here, because matplotlib's layout engines draw everything twice."""
-
-AXIS_NAME_BELOW, AXIS_NAME_LEFT = 0.28, 0.56
-CHARACTER, LEGEND_ROW = 0.066, 0.19  # inches: a character of a row's label (generous), and a line of the legend
-MAX_COLUMNS = 3
+WIDTH, LINES_HEIGHT, ROW_HEIGHT, LEGEND_HEIGHT = 4.4, 2.4, 0.22, 0.19  # inches
 LABEL_CHARACTERS = 34
 
 
-def draw(figure: Figure) -> tuple[Any, list[tuple[float, float, float, float]]]:
-    """Draw a figure, panels in rows of up to three above one legend. Returns a matplotlib Figure; of each panel x, y,
-    width and height without its title, in inches from the upper left."""
+class Drawn(NamedTuple):
+    """A panel's two files, and the SVG element for the page."""
+
+    png: bytes
+    svg: bytes
+    element: str
+
+
+def drawn(figure: Figure, panel: Panel) -> Drawn:
+    """Draw a panel above its legend. Call it inside `style`."""
     from matplotlib.figure import Figure as Drawing
 
-    panels, boxes = figure.panels, []
-    columns = min(MAX_COLUMNS, len(panels))
-    width, height = max(map(_width, panels)), max(map(_height, panels))
-    in_legend = max(1, int(width * columns / COLUMN))
-    foot = 0.05 + LEGEND_ROW * -(-len(figure.legend) // in_legend) if figure.legend else 0.0
-    wide, high = width * columns, height * -(-len(panels) // columns) + foot
-    picture = Drawing(figsize=(wide, high))
-    for place, panel in enumerate(panels):
-        x, y, left = width * (place % columns), height * (place // columns), _left(panel)
-        inside = width - left - RIGHT, height - ABOVE - BELOW
-        boxes.append((x, y + ABOVE - 0.06, width, height - ABOVE + 0.06))
-        corner = (x + left) / wide, (high - y - height + BELOW) / high
-        axis = picture.add_axes((*corner, inside[0] / wide, inside[1] / high))
-        axis.set_title(panel.title, loc="left", gid="title")
-        axis.set_xlabel(panel.x_label)
-        _DRAW[panel.kind](axis, panel)
-        if panel.kind != "lines":  # label the rows from top to bottom, as in the table
-            labels = _row_labels(panel)
-            axis.set_yticks(range(len(labels)), labels)
-            axis.set_ylim(len(labels) - 0.4, -0.6)
-        if x:
-            axis.set_ylabel("")
-        axis.xaxis.set_label_coords(0.5, -AXIS_NAME_BELOW / inside[1])
-        axis.yaxis.set_label_coords(-AXIS_NAME_LEFT / inside[0], 0.5)
+    rows = LINES_HEIGHT if panel.kind == "lines" else 1.0 + ROW_HEIGHT * max(2, len(panel.rows))
+    picture = Drawing(figsize=(WIDTH, rows + LEGEND_HEIGHT * -(-len(figure.legend) // 2)), layout="constrained")
+    axis = picture.add_subplot()
+    axis.set_title(panel.title, loc="left")
+    axis.set_xlabel(panel.x_label)
+    (_lines if panel.kind == "lines" else _forest)(axis, panel)
     if figure.legend:
-        _legend(picture, figure, in_legend)
-    return picture, boxes
+        _legend(picture, figure)
+    png, svg = io.BytesIO(), io.BytesIO()
+    picture.savefig(png, format="png", metadata={"Software": None}, pil_kwargs={"compress_level": 2})
+    picture.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return Drawn(png.getvalue(), svg.getvalue(), _on_page(f"{figure.title}: {panel.title}", svg.getvalue().decode()))
 
 
-def _on_page(figure: Figure, svg: str, boxes: Sequence[tuple[float, ...]]) -> tuple[str, ...]:
-    """Cut a drawn figure into one `<svg>` element per panel, in the page's colours. Panel titles are left out: the page
-    has them as text that wraps."""
-    groups = re.findall(r'^  <g id="axes_\d+">\n.*?^  </g>$', svg, re.MULTILINE | re.DOTALL)
-    definitions = re.findall(r"^ <defs>\n.*?^ </defs>$", svg, re.MULTILINE | re.DOTALL)
-    groups[0] = "".join(one for one in definitions if "<style" not in one) + groups[0]
-    elements = []
-    for panel, group, box in zip(figure.panels, groups, boxes, strict=True):
-        size = " ".join(f"{inches * 72:.1f}" for inches in box)
-        label = escape(f"{figure.title}: {panel.title}")
-        content = re.sub(r'<g id="title">.*?</g>| id="[a-z0-9.]+_\d+"', "", group, flags=re.DOTALL)
-        for colour, name in ON_PAGE.items():
-            content = content.replace(colour, name)
-        elements.append(f'<svg class="chart" viewBox="{size}" role="img" aria-label="{label}">{content}</svg>')
-    return tuple(elements)
-
-
-def _height(panel: Panel) -> float:
-    return LINE_HEIGHT if panel.kind == "lines" else ABOVE + BELOW + ROW_HEIGHT * max(2, len(panel.rows))
-
-
-def _row_labels(panel: Panel) -> list[str]:
-    return [] if panel.kind == "lines" else [fill(row[0], LABEL_CHARACTERS) for row in panel.rows]
-
-
-def _left(panel: Panel) -> float:
-    return max([LEFT, *(0.15 + CHARACTER * max(map(len, label.split("\n"))) for label in _row_labels(panel))])
-
-
-def _width(panel: Panel) -> float:
-    inside = 0.0 if panel.kind == "lines" else COLUMN - 1.1
-    return max(COLUMN, _left(panel) + inside + RIGHT)
+def _on_page(title: str, svg: str) -> str:
+    """Return a drawing as an `<svg>` element in the page's colours, without ids that other drawings have too."""
+    size, content = re.search(r'viewBox="([^"]+)"', svg), svg[svg.index("<defs>") : svg.rindex("</svg>")]
+    content = re.sub(r' id="[a-z0-9.]+_\d+"|<style.*?</style>', "", content, flags=re.DOTALL)
+    for colour, name in ON_PAGE.items():
+        content = content.replace(colour, name)
+    box = size[1] if size else ""
+    return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{html(title)}">{content}</svg>'
 
 
 def _lines(axis: Any, panel: Panel) -> None:
     axis.axhline(0, color=SOFT, linewidth=0.6)
+    step, style = ("post", "steps-post") if panel.as_steps else (None, "default")
     for series in panel.rows:
         colour, dash = COLOURS[series.colour % MAX_SERIES], DASHES[series.colour % MAX_SERIES]
         points = list(zip(series.x, series.y, series.low, series.high, strict=True))
-        if panel.as_steps:  # drop points where nothing changes
-            points = [
-                p for p, before in zip(points, [None, *points[:-1]], strict=True) if not before or p[1:] != before[1:]
-            ] + points[-1:]
         band = [(x, low, high) for x, _, low, high in points if low is not None and high is not None]
         if len(band) > 1:
-            step = "post" if panel.as_steps else None
             axis.fill_between(*zip(*band, strict=True), step=step, color=colour, alpha=0.1, linewidth=0)
-        style = "steps-post" if panel.as_steps else "default"
-        line = [p[0] for p in points], [p[1] for p in points]
-        axis.plot(*line, color=colour, linewidth=1.2, linestyle=dash, drawstyle=style)
+        axis.plot(series.x, series.y, color=colour, linewidth=1.2, linestyle=dash, drawstyle=style)
         axis.plot(series.x[-1:], series.y[-1:], color=colour, marker="o", markersize=3)
     axis.set_ylabel(panel.y_label)
     axis.grid(axis="y", color=GRID, linewidth=0.5)
@@ -294,36 +267,26 @@ def _forest(axis: Any, panel: Panel) -> None:
             axis.plot([spot.low, spot.high], [place, place], color=colour, linewidth=1.4, alpha=alpha)
         axis.plot([spot.mean], [place], color=colour, marker="o", markersize=4, alpha=alpha)
     axis.grid(axis="x", color=GRID, linewidth=0.5)
+    axis.set_yticks(range(len(panel.rows)), [fill(spot.label, LABEL_CHARACTERS) for spot in panel.rows])
+    axis.set_ylim(len(panel.rows) - 0.4, -0.6)  # from top to bottom, as in the table
 
 
-_DRAW: dict[str, Any] = {"lines": _lines, "forest": _forest}
-
-
-def _legend(picture: Any, figure: Figure, columns: int) -> None:
+def _legend(picture: Any, figure: Figure) -> None:
     from matplotlib.lines import Line2D
 
     handles = []
     for text, place in figure.legend:
         label = f" {text}" if text.startswith("_") else text  # matplotlib drops labels with a leading underscore
         line = {"color": COLOURS[place % MAX_SERIES], "linestyle": DASHES[place % MAX_SERIES]}
-        handles.append(Line2D([], [], label=label, **line))
-    picture.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, borderaxespad=0.3)
+        handles.append(Line2D([], [], label=label[:LABEL_CHARACTERS], **line))
+    picture.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, borderaxespad=0.1)
 
 
-# --- files: PNG and SVG of every figure; the same numbers give the same bytes with one version of matplotlib
+# --- files: PNG and SVG of every panel; the same numbers give the same bytes with one version of matplotlib
 
 FOLDER = "figures"
 INDEX = "index.json"
-MAX_BOARDS = 6  # leaderboards with figures; a report of more is not a comparison
-MAX_PANELS = 120  # about 0.07 s of CPU each for both files, so figures take at most some seconds
-
-
-class Drawn(NamedTuple):
-    """A figure's two files, and its panels as SVG elements for the page."""
-
-    png: bytes
-    svg: bytes
-    panels: tuple[str, ...]
+MAX_PANELS = 120  # about 0.1 s of CPU each, so figures take at most some seconds
 
 
 def write_figures(merged: MergedReport, out: Path) -> dict[int, list[tuple[Figure, tuple[str, ...]]]]:
@@ -335,17 +298,20 @@ def write_figures(merged: MergedReport, out: Path) -> dict[int, list[tuple[Figur
     index: dict[str, Any] = {}
     found: dict[int, list[tuple[Figure, tuple[str, ...]]]] = {}
     with style() as version:
-        for number, board in enumerate(merged.boards[:MAX_BOARDS], 1):
+        for number, board in enumerate(merged.boards, 1):
             figures = figures_of(merged, board, number)
             panels += sum(len(figure.panels) for figure in figures)
             if number > 1 and panels > MAX_PANELS:
                 break
             for figure in figures:
-                one = drawn(figure)
-                files |= {f"{figure.name}.png": one.png, f"{figure.name}.svg": one.svg}
-                sums = {"png": hashlib.sha256(one.png).hexdigest(), "svg": hashlib.sha256(one.svg).hexdigest()}
-                index[figure.name] = {"title": figure.title, "caption": figure.caption, **sums}
-                found.setdefault(number, []).append((figure, one.panels))
+                made = [drawn(figure, panel) for panel in figure.panels]
+                for place, one in enumerate(made, 1):
+                    name = f"{figure.name}-{place}"
+                    files |= {f"{name}.png": one.png, f"{name}.svg": one.svg}
+                    sums = {"png": hashlib.sha256(one.png).hexdigest(), "svg": hashlib.sha256(one.svg).hexdigest()}
+                    title = f"{figure.title}: {figure.panels[place - 1].title}"
+                    index[name] = {"title": title, "caption": figure.caption, **sums}
+                found.setdefault(number, []).append((figure, tuple(one.element for one in made)))
     files[INDEX] = readable_json({"matplotlib": version, "figures": index})
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -358,21 +324,6 @@ def write_figures(merged: MergedReport, out: Path) -> dict[int, list[tuple[Figur
     except OSError as error:
         raise from_os_error(error, "writing the figures", error.filename or folder) from error
     return found
-
-
-def drawn(figure: Figure) -> Drawn:
-    """Return PNG, SVG and the page's panels of one figure. Call it inside `style`. Uses the canvas directly: `savefig`
-    would draw everything again to compute a layout that is fixed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    picture, boxes = draw(figure)
-    png, svg = io.BytesIO(), io.BytesIO()
-    print_png: Any = FigureCanvasAgg(picture).print_png
-    print_png(png, metadata={"Software": None}, pil_kwargs={"compress_level": 2})
-    print_svg: Any = FigureCanvasSVG(picture).print_svg
-    print_svg(svg, metadata={"Date": None, "Creator": None})
-    return Drawn(png.getvalue(), svg.getvalue(), _on_page(figure, svg.getvalue().decode(), boxes))
 
 
 @contextmanager
@@ -411,7 +362,6 @@ _SETTINGS: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 9,
-    "axes.titley": 1.0,  # the default position; if unset, matplotlib measures everything above the axes, twice
     "axes.linewidth": 0.6,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
@@ -419,3 +369,116 @@ _SETTINGS: dict[str, Any] = {
     "text.usetex": False,
     "figure.dpi": 150,
 }
+
+
+# --- one run as SVG without matplotlib: score against budget used
+
+PLOT_WIDTH, PLOT_HEIGHT = 360, 200
+LEFT, RIGHT, TOP, BOTTOM = 38, 58, 10, 26
+RING = 6.5
+"""Radius of the ring around the selected submission; axis labels keep clear of it."""
+PLOT_RIGHT, PLOT_BOTTOM = PLOT_WIDTH - RIGHT, PLOT_HEIGHT - BOTTOM
+
+
+def trajectory(run: RunSummary) -> str:
+    """Draw feedback scores against the budget used, base model dashed, report scores at the right; an `<svg>`."""
+    heights, now = _Heights(run), max([run.elapsed_s, *(point.elapsed_s for point in run.trajectory)])
+    end = max(run.budget_s, now) or 1.0
+
+    def across(at_s: float) -> float:
+        return LEFT + (PLOT_RIGHT - LEFT) * at_s / end
+
+    placed = [(point, across(point.elapsed_s)) for point in run.trajectory]
+    parts = [*_grid(heights), _line("edge", PLOT_RIGHT, TOP, PLOT_RIGHT, PLOT_BOTTOM)]
+    if across(run.budget_s) < PLOT_RIGHT - 1:  # returned time extends it beyond the budget
+        parts.append(_line("grid", across(run.budget_s), TOP, across(run.budget_s), PLOT_BOTTOM))
+    labels = {0.0: ("0", "middle"), end / 2: (fmt.duration(end / 2), "middle"), end: (fmt.duration(end), "end")}
+    parts += [_text(across(at_s), PLOT_HEIGHT - 9, text, anchor) for at_s, (text, anchor) in labels.items()]
+    parts.append(_text((PLOT_RIGHT + PLOT_WIDTH) / 2, PLOT_HEIGHT - 9, "report", "middle"))
+    if run.baseline_feedback is not None and run.baseline_feedback.score is not None:
+        parts.append(_line("base", LEFT, y := heights.y(run.baseline_feedback.score), PLOT_RIGHT, y))
+    parts.append(_best_so_far(placed, heights, across(now)))
+    parts += [_mark(point, x, heights, point.submission_id == run.selected) for point, x in placed]
+    parts += _report_marks(heights, run)
+    if not any(point.score is not None for point in run.trajectory):
+        parts.append(_text((LEFT + PLOT_RIGHT) / 2, (TOP + PLOT_BOTTOM) / 2, "no feedback score", "middle"))
+    title = html(f"Score against time of {run.run_id}")
+    return f'<svg class="plot" viewBox="0 0 {PLOT_WIDTH} {PLOT_HEIGHT}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
+
+
+class _Heights:
+    def __init__(self, run: RunSummary) -> None:
+        scores = [run.baseline_feedback, run.report, run.baseline_report, *run.trajectory]
+        every = [value for one in scores if one is not None for value in (one.score, one.low, one.high)]
+        shown = [value for value in every if value is not None] or [0.0, 100.0]
+        low, high = min(shown), max(shown)
+        raw = max(high - low, 1.0) / 4
+        power = 10.0 ** math.floor(math.log10(raw))
+        self.step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw)  # three to five ticks
+        self.low = max(0.0, math.floor(low / self.step) * self.step)
+        self.high = min(100.0, math.ceil(high / self.step) * self.step)
+        if self.high <= self.low:
+            self.low, self.high = max(0.0, self.high - self.step), self.low + self.step
+
+    def y(self, score: float) -> float:
+        return PLOT_BOTTOM - (PLOT_BOTTOM - TOP) * (score - self.low) / (self.high - self.low)
+
+
+def _grid(heights: _Heights) -> list[str]:
+    parts, decimals = [], 0 if heights.step >= 1 else 1
+    for tick in range(math.floor((heights.high - heights.low) / heights.step + 1e-6) + 1):
+        value = heights.low + tick * heights.step
+        y = heights.y(value)
+        parts.append(_line("grid", LEFT, y, PLOT_WIDTH - 4, y))
+        parts.append(_text(LEFT - RING - 2, y + 3.5, f"{value:.{decimals}f}", "end"))
+    return parts
+
+
+def _best_so_far(placed: Sequence[tuple[Point, float]], heights: _Heights, now: float) -> str:
+    path, best = "", -math.inf
+    for point, x in sorted(placed, key=lambda one: one[0].elapsed_s):
+        if point.score is not None and point.score > best:
+            best, y = point.score, heights.y(point.score)
+            path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
+    return f'<path class="best" d="{path}H{now:.1f}"/>' if path else ""
+
+
+def _mark(point: Point, x: float, heights: _Heights, selected: bool) -> str:
+    score = str(point.status)
+    if point.score is not None:
+        score = f"{fmt.points(point.score)} {fmt.between(point.low, point.high)}"
+    told = html(f"submission {point.submission_id} at {fmt.duration(point.elapsed_s)}: {score}")
+    title, bottom = f"<title>{told}</title>", PLOT_BOTTOM - 5
+    if point.score is None and point.status is SubmissionState.ACCEPTED:
+        return f'<circle class="waiting" cx="{x:.1f}" cy="{bottom}" r="3">{title}</circle>'
+    if point.score is None:
+        return f'<path class="refused" d="M{x - 3:.1f} {bottom - 3}l6 6m0 -6l-6 6">{title}</path>'
+    at = f'cx="{x:.1f}" cy="{heights.y(point.score):.1f}"'
+    drawn = f'<circle class="dot" {at} r="3.2">{title}</circle>'
+    if selected:
+        drawn = f'<circle class="ring" {at} r="{RING}"/>{drawn}'
+    if point.low is not None and point.high is not None:
+        drawn = _line("whisker thin", x, heights.y(point.low), x, heights.y(point.high)) + drawn
+    return drawn
+
+
+def _report_marks(heights: _Heights, run: RunSummary) -> list[str]:
+    parts = []
+    selected = run.report if run.selected is not None else None
+    for right, one, name, kind in ((18, run.baseline_report, "base", "hollow"), (40, selected, "selected", "filled")):
+        if one is None or one.score is None:
+            continue
+        x, y = PLOT_RIGHT + right, heights.y(one.score)
+        if one.low is not None and one.high is not None:
+            parts.append(_line("whisker", x, heights.y(one.low), x, heights.y(one.high)))
+        told = html(f"report split, {name}: {fmt.points(one.score)} {fmt.between(one.low, one.high)}")
+        parts.append(f'<path class="{kind}" d="M{x} {y - 5:.1f}l5 5l-5 5l-5 -5z"><title>{told}</title></path>')
+    return parts
+
+
+def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html(text)}</text>'

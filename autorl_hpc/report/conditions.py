@@ -100,15 +100,13 @@ def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
 
 
 def _with_one_name(keys: Sequence[Comparable]) -> list[Comparable]:
+    """Give all runs of one base model the same name; of imported runs, whose content nobody told, the name is the model."""
     names: dict[Any, set[str]] = defaultdict(set)
-    for key in keys:
-        names[_content(key)].add(key.base_model)
-    return [key.model_copy(update={"base_model": " = ".join(sorted(names[_content(key)]))}) for key in keys]
-
-
-def _content(key: Comparable) -> tuple[str | None, ...]:
-    """Return what a base model is known by; of imported runs, whose content nobody told, the name."""
-    return key.base_model_content_hash, key.base_model_prompting_hash, key.imported and key.base_model
+    content = [(k.base_model_content_hash, k.base_model_prompting_hash, k.imported and k.base_model) for k in keys]
+    for known, key in zip(content, keys, strict=True):
+        names[known].add(key.base_model)
+    found = (" = ".join(sorted(names[known])) for known in content)
+    return [key.model_copy(update={"base_model": name}) for key, name in zip(keys, found, strict=True)]
 
 
 def _comparable(run: RunSummary) -> Comparable:
@@ -191,6 +189,20 @@ def _limit(name: str, value: float | None) -> str:
     return f"{number} {LIMIT_NAMES[name]}"
 
 
+def conditions_told(c: Conditions) -> str:
+    """Return all conditions in words."""
+    limits = limits_told(c.limits)
+    parts = [
+        c.base_model,
+        f"budget {fmt.duration(c.budget_s)}{', ' * bool(limits)}{limits}",
+        fmt.gpus(c.gpus, c.gpu_model),
+    ]
+    parts += [f"protocol {c.protocol}", f"network {c.network}", f"sandbox {c.sandbox}"]
+    parts += [f"engine {fmt.short_hash(c.engine_hash)}"]
+    parts += [] if c.environment_hash is None else [f"environment {fmt.short_hash(c.environment_hash)}"]
+    return " · ".join(parts)
+
+
 def unlike(a: Conditions, b: Conditions) -> list[tuple[str, str, str]]:
     """Return every condition that differs: its name and both values, in words."""
     found = []
@@ -200,14 +212,12 @@ def unlike(a: Conditions, b: Conditions) -> list[tuple[str, str, str]]:
             continue
         if name == "limits":
             every = [each for each in (*LIMIT_NAMES, *TIME_NAMES) if mine.get(each) != its.get(each)]
-            found += [(_limit_name(each), _limit(each, mine.get(each)), _limit(each, its.get(each))) for each in every]
+            for each in every:
+                called = "further starts" if each == "reprompts" else each.removesuffix("_s").replace("_", " ")
+                found.append((called, _limit(each, mine.get(each)), _limit(each, its.get(each))))
         else:
             found.append((NAMES.get(name, name.replace("_", " ")), _value(name, mine), _value(name, its)))
     return found
-
-
-def _limit_name(name: str) -> str:
-    return "further starts" if name == "reprompts" else name.removesuffix("_s").replace("_", " ")
 
 
 def _value(name: str, value: Any) -> str:

@@ -107,25 +107,21 @@ class FoundRuns:
         names, why = _look(path)
         if why is not None:
             self.said.append((path, "", f"can't be opened: {why}", PERMISSIONS))
-        ours = {folder.name for folder in experiment.folders()[1:]}
         here = set()
-        for name in sorted(set(names) - ours):
+        for name in sorted(set(names) - {folder.name for folder in experiment.folders()[1:]}):
             inside, why = _look(path / name)
             if why is not None:
                 self.said.append((path, name, f"can't be opened: {why}", PERMISSIONS))
             elif RUN_FILE in inside:
                 self.runs.append(RunDir(path / name))
-            else:
-                continue
-            here.add(name)
+            if why is not None or RUN_FILE in inside:
+                here.add(name)
         try:
-            planned = set(read_experiment(experiment).runs)
+            for run_id in sorted(set(read_experiment(experiment).runs) - here):
+                self.said.append((path, run_id, "run.json is missing", "launch the experiment again"))
         except AutorlError as error:
             why = f"experiment.json can't be read ({error.what}): runs whose folder is gone would not be noticed"
             self.said.append((path, "", why, "run `autorl-hpc verify` on it"))
-            planned = set()
-        for run_id in sorted(planned - here):
-            self.said.append((path, run_id, "run.json is missing", "launch the experiment again"))
 
     def add_reference(self, path: Path) -> None:
         """Add AutoRL-Bench results below `path` that are not ours."""
@@ -230,26 +226,23 @@ def without_copies(found: FoundRuns) -> Iterator[ChosenRun]:
     for several in copies.values():
         if len(several) == 1:
             yield ChosenRun(several[0], None)
-        else:
-            yield from _longest(several, found)
-
-
-def _longest(copies: Iterable[RunDir], found: FoundRuns) -> Iterator[ChosenRun]:
-    chains: list[tuple[RunDir, ReadableLedger]] = []
-    for run in copies:
-        try:
-            chains.append((run, read_chain(run)))
-        except Exception as error:
-            found.unreadable(run, error)
-    best = max(chains, key=lambda copy: (copy[1].damage is None, len(copy[1].hashes)), default=None)
-    for run, chain in chains:
-        if best is None or run.path == best[0].path:
             continue
-        same = all(a == b for a, b in zip(chain.hashes, best[1].hashes, strict=False))
-        what = f"{'a copy' if same else 'another continuation'} of a run that is in the report: counted once"
-        found.said.append((run.path.parent, run.run_id, what, COPIES))
-    if best is not None:
-        yield ChosenRun(*best)
+        chains: list[tuple[RunDir, ReadableLedger]] = []
+        for run in several:
+            try:
+                chains.append((run, read_chain(run)))
+            except Exception as error:
+                found.unreadable(run, error)
+        chains.sort(key=_longest, reverse=True)
+        for run, chain in chains[1:]:
+            same = all(a == b for a, b in zip(chain.hashes, chains[0][1].hashes, strict=False))
+            what = f"{'a copy' if same else 'another continuation'} of a run that is in the report: counted once"
+            found.said.append((run.path.parent, run.run_id, what, COPIES))
+        yield from (ChosenRun(*one) for one in chains[:1])
+
+
+def _longest(copy: tuple[RunDir, ReadableLedger]) -> tuple[bool, int]:
+    return (copy[1].damage is None, len(copy[1].hashes))
 
 
 def imported_runs(found: Iterable[ReferenceFolders]) -> list[tuple[str, RunSummary]]:

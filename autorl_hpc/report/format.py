@@ -46,11 +46,6 @@ def over_between(kind: str, low: float | None, high: float | None) -> str:
     return f"{between} {word}".strip() if between else ""
 
 
-def share_between(low: float | None, high: float | None) -> str:
-    """Format an interval of a share: `[0.41, 0.89]`; empty if there is none."""
-    return "" if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
-
-
 def p_value(value: float | None) -> str:
     """Format a p value: `0.012`, `<0.001`."""
     if value is None:
@@ -103,7 +98,6 @@ def amount(kind: str, value: float) -> str:
 
 
 EXACT = "the test is exact for the few items that changed, the interval an approximation"
-RULE = "the test is the rule for agents, the interval a bootstrap"
 
 
 def gpus(count: str | None, model: str | None) -> str:
@@ -113,11 +107,11 @@ def gpus(count: str | None, model: str | None) -> str:
     return "no GPU" if count == "0" else f"{count} \N{MULTIPLICATION SIGN} {model or 'GPU of unknown model'}"
 
 
-def decides(p: float | None, low: float | None, high: float | None, why: str = EXACT) -> str:
+def decides(p: float | None, low: float | None, high: float | None) -> str:
     """Return that the test decides, and why, where the interval contradicts it; empty where they agree or one is missing."""
     if p is None or low is None or high is None or (p < ALPHA) is (low > 0 or high < 0):
         return ""
-    return f"p decides: {why}"
+    return f"p decides: {EXACT}"
 
 
 def short_hash(value: str | None) -> str:

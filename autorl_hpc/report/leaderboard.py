@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -14,7 +13,7 @@ from autorl_hpc.report import statistics
 from autorl_hpc.report.axes import curves, used
 from autorl_hpc.report.conditions import CellKey, cell_key, comparables, label, weakened
 from autorl_hpc.report.run_folder import NEVER_RANKS, UNRANKING, in_doubt, same_runs
-from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, Failure, RouteTold
+from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, Failure
 from autorl_hpc.report.summary import (
     AcrossTasks,
     Board,
@@ -39,7 +38,7 @@ from autorl_hpc.report.summary import (
     Spent,
     TaskComparison,
 )
-from autorl_hpc.scoring.stats import ALPHA, NO_SPREAD, Z95, mean_t_interval, t_quantile
+from autorl_hpc.scoring.stats import ALPHA, NO_SPREAD, Z95, mean_t_interval
 from autorl_hpc.tasks.loader import PUBLIC_SPLITS
 
 RUNS_TO_COMPARE = 2  # with one run of each agent the comparison is of runs, not of agents
@@ -199,13 +198,8 @@ def _cell(places: Sequence[int], every: Sequence[RunSummary], *, tested: bool) -
     chosen = [run for run in counted if run.improvement is not None and run.protocol is not states.Protocol.PAPER]
     gained = improvements(chosen)
     best_of = statistics.best_of_curve(_feedback(chosen), gained, gained.kept) if tested else []
-    first = runs[0]
     return CellSummary(
-        agent=first.agent,
-        agent_hash=first.agent_hash,
-        driver=first.driver,
-        driver_settings=first.driver_settings,
-        mode=first.mode,
+        **{name: getattr(runs[0], name) for name in ("agent", "agent_hash", "driver", "driver_settings", "mode")},
         counted=len(values),
         excluded={name: excluded[name] for name in get_args(Excluded) if excluded[name]},
         base_kept=sum(run.improvement is not None and run.improvement.how == "base_kept" for run in counted),
@@ -215,7 +209,7 @@ def _cell(places: Sequence[int], every: Sequence[RunSummary], *, tested: bool) -
         doubted=sum(bool(run.doubts) for run in runs),
         improvement=over_runs(values, (gain.low, gain.high) if gain else None),
         report=over_runs([score.score or 0.0 for score in scores], (only.low, only.high) if only else None),
-        **statistics.against_zero(values if tested else [])._asdict(),
+        p_value=statistics.against_zero(values if tested else []),
         best_of=tuple(best.mean for best in best_of),
         best_of_intervals=tuple(
             (best.low, best.high) for best in best_of if best.low is not None and best.high is not None
@@ -258,18 +252,14 @@ _KINDS: dict[str, IntervalKind] = {
 }
 
 
-def over_runs(
-    values: Sequence[float], of_one: tuple[float | None, float | None] | None = None, *, bootstrap: bool = True
-) -> OverRuns:
+def over_runs(values: Sequence[float], of_one: tuple[float | None, float | None] | None = None) -> OverRuns:
     """Compute the mean over runs; of one run, its items' interval is given."""
     found = mean_t_interval(values)
     low, high, kind = found.low, found.high, _KINDS[found.kind]
     if found.n == 1 and of_one is not None and of_one[0] is not None:
         low, high = of_one
         kind = "items of one run, not over runs"
-    boot = statistics.bootstrap_mean(values) if bootstrap else None
-    drawn = {"bootstrap_low": boot.low, "bootstrap_high": boot.high} if boot else {}
-    return OverRuns(n=found.n, mean=found.mean, low=low, high=high, interval=kind, **drawn)
+    return OverRuns(n=found.n, mean=found.mean, low=low, high=high, interval=kind)
 
 
 def _comparisons(cells: Mapping[CellKey, Sequence[float]], ranked: set[CellKey]) -> tuple[Comparison, ...]:
@@ -311,28 +301,24 @@ def _pools(groups: Sequence[Group]) -> list[tuple[Conditions, list[int]]]:
 
 
 def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int], runs: Sequence[RunSummary]) -> Board:
-    ranks = _ranks(conditions)
     pinned = ("task", "recipe_hash", "split_hashes", "base_score")
     tasks = tuple(
         BoardTask(group=place, **{name: getattr(groups[place].comparable, name) for name in pinned}) for place in places
     )
     names = Counter(task.task for task in tasks)
     summaries = {(cell_key(cell), c): cell for c, place in enumerate(places) for cell in groups[place].cells}
-    better = {place: _better(groups[of]) for place, of in enumerate(places)}
-    cells = _board_cells(summaries, ranks, better, runs)
+    cells = _board_cells(summaries, _ranks(conditions), [_better(groups[place]) for place in places], runs)
     order = sorted({key for key, _ in cells})
     rows = []
     for key in order:
         of_row = [summaries.get((key, c)) for c in range(len(tasks))]
         clear = [_values(cell, runs) for cell, task in zip(of_row, tasks, strict=True) if names[task.task] == 1]
         mine = [runs[place] for cell in of_row if cell is not None for place in cell.places]
-        rows.append(
-            _row(key, label(key, order), [cells.get((key, c)) for c in range(len(tasks))], _overall(clear), mine)
-        )
+        rows.append(_row(label(key, order), [cells.get((key, c)) for c in range(len(tasks))], _overall(clear), mine))
     return Board(
         conditions=conditions,
         ambiguous_tasks=tuple(sorted(task for task, count in names.items() if count > 1)),
-        ranks=ranks,
+        ranks=_ranks(conditions),
         tasks=tasks,
         rows=tuple(sorted(rows, key=_standing)),
     )
@@ -360,34 +346,31 @@ def _better(group: Group) -> set[tuple[CellKey, CellKey]]:
 
 
 def _board_cells(
-    summaries: dict[Place, CellSummary],
+    summaries: Mapping[Place, CellSummary],
     ranks: bool,
-    better: dict[int, set[tuple[CellKey, CellKey]]],
+    better: Sequence[set[tuple[CellKey, CellKey]]],
     runs: Sequence[RunSummary],
 ) -> dict[Place, BoardCell]:
-    places = sorted(summaries)
-    holm = statistics.holm_by({place: summaries[place].p_value for place in places})
-    why = {place: _why_unranked(summaries[place], runs, ranks) for place in places}
+    holm = statistics.holm_by({place: cell.p_value for place, cell in summaries.items()})
+    why = {place: _why_unranked(cell, runs, ranks) for place, cell in summaries.items()}
     found = {}
-    for place in places:
-        cell, mine = summaries[place], summaries[place].improvement
-        lost = cell.excluded.get("infrastructure", 0)
+    for (key, column), cell in summaries.items():
         rank = last_rank = None
-        if why[place] is None:
-            key, clear_pairs = place[0], better[place[1]]
-            rivals = [p[0] for p in places if p[1] == place[1] and why[p] is None]
-            rank = 1 + sum((other, key) in clear_pairs for other in rivals)
-            last_rank = len(rivals) - sum((key, other) in clear_pairs for other in rivals)
-        found[place] = BoardCell(
-            improvement=mine,
+        if why[key, column] is None:
+            rivals = [other for other, c in summaries if c == column and why[other, c] is None]
+            rank = 1 + sum((other, key) in better[column] for other in rivals)
+            last_rank = len(rivals) - sum((key, other) in better[column] for other in rivals)
+        lost = cell.excluded.get("infrastructure", 0)
+        found[key, column] = BoardCell(
+            improvement=cell.improvement,
             report=cell.report,
             lost=lost,
             not_counted=sum(cell.excluded.values()) - lost,
             p_value=cell.p_value,
-            p_holm=holm.get(place),
+            p_holm=holm.get((key, column)),
             rank=rank,
             last_rank=last_rank,
-            unranked=why[place],
+            unranked=why[key, column],
             agent_versions=_versions([runs[one] for one in cell.places]),
             rates=cell.rates,
         )
@@ -396,8 +379,7 @@ def _board_cells(
 
 def _versions(runs: Sequence[RunSummary]) -> tuple[str, ...]:
     """Return the versions of the agent's program if counted runs differ or one changed during a run, else nothing."""
-    told = {run.story.versions.get(AGENT_PROGRAM) for run in runs if run.counted} - {None}
-    found = sorted(one for one in told if one is not None)
+    found = sorted({told for run in runs if run.counted and (told := run.story.versions.get(AGENT_PROGRAM))})
     return tuple(found[:MAX_VERSIONS]) if len(found) > 1 or any(CHANGED in one for one in found) else ()
 
 
@@ -425,30 +407,34 @@ def _why_unranked(cell: CellSummary, runs: Sequence[RunSummary], ranks: bool) ->
     return None
 
 
-def _row(
-    key: CellKey, name: str, cells: Sequence[BoardCell | None], overall: Overall | None, runs: Sequence[RunSummary]
-) -> BoardRow:
-    agent, driver, mode, agent_hash, _ = key
+def _row(name: str, cells: Sequence[BoardCell | None], overall: Overall | None, runs: Sequence[RunSummary]) -> BoardRow:
+    """Return a row, with what the agent's counted runs did and cost. Levels: in one, all tasks weigh the same."""
     counted = [run for run in runs if run.counted]
     stories = [run.story for run in counted]
     kept = [story.mode_kept for story in stories]
+    routes = [(story.route.planned, story.route.executed) for story in stories]
+    levels = []
+    for level in (1, 2, 3):
+        of_level = [run for run in counted if run.level == level]
+        tasks = sorted({run.task for run in of_level})
+        means = [fmean(values) for task in tasks if (values := improvements([r for r in of_level if r.task == task]))]
+        if means:
+            levels.append(LevelResult(level=level, tasks=len(means), mean=fmean(means), rates=_rates(of_level)))
     return BoardRow(
         label=name,
-        agent=agent,
-        agent_hash=agent_hash,
-        driver=driver,
-        driver_settings=runs[0].driver_settings,
-        mode=mode,
+        **{name: getattr(runs[0], name) for name in ("agent", "agent_hash", "driver", "driver_settings", "mode")},
         cells=tuple(cells),
         overall=overall,
         rates=_rates(counted),
-        levels=_levels(counted),
+        levels=tuple(levels),
         runs=len(runs),
         counted=len(counted),
         excluded=_counted([run.excluded for run in runs if run.excluded]),
-        planned=_counted([str(story.route.planned) for story in stories]),
-        executed=_counted([str(story.route.executed) for story in stories]),
-        turned=sum(_turned(story.route) for story in stories),
+        planned=_counted([str(planned) for planned, _ in routes]),
+        executed=_counted([str(executed) for _, executed in routes]),
+        turned=sum(
+            planned != executed and states.Route.UNKNOWN not in (planned, executed) for planned, executed in routes
+        ),
         modes_kept=kept.count(True),
         modes_broken=kept.count(False),
         failures=_counted([str(story.failure.kind) for story in stories if story.failure is not None]),
@@ -458,22 +444,6 @@ def _row(
             gpu_hours=_spent(counted, [story.resources.gpu_hours for story in stories]),
         ),
     )
-
-
-def _levels(runs: Sequence[RunSummary]) -> tuple[LevelResult, ...]:
-    """Return the results of one agent's counted runs by level; in a level all tasks weigh the same."""
-    found = []
-    for level in (1, 2, 3):
-        of_level = [run for run in runs if run.level == level]
-        tasks = sorted({run.task for run in of_level})
-        means = [fmean(values) for task in tasks if (values := improvements([r for r in of_level if r.task == task]))]
-        if means:
-            found.append(LevelResult(level=level, tasks=len(means), mean=fmean(means), rates=_rates(of_level)))
-    return tuple(found)
-
-
-def _turned(route: RouteTold) -> bool:
-    return route.planned != route.executed and states.Route.UNKNOWN not in (route.planned, route.executed)
 
 
 def _counted(words: Sequence[str]) -> dict[str, int]:
@@ -490,13 +460,13 @@ def _overall(values: Sequence[Sequence[float]]) -> Overall | None:
     if any(max(one) - min(one) <= NO_SPREAD for one in values):
         return Overall(mean=mean, tasks=len(values))
     parts = [(variance(one) / len(one), len(one) - 1) for one in values]
-    half = t_quantile(statistics.whole_degrees(parts)) * math.sqrt(math.fsum(v for v, _ in parts)) / len(values)
+    half = statistics.t_half(parts) / len(values)
     return Overall(mean=mean, low=mean - half, high=mean + half, tasks=len(values))
 
 
 def _spent(runs: Sequence[RunSummary], values: Sequence[float | None]) -> Spent:
     known = [(run, value) for run, value in zip(runs, values, strict=True) if value is not None]
-    over = over_runs([value for _, value in known], bootstrap=False)
+    over = over_runs([value for _, value in known])
     gained = sum(run.improvement.difference for run, _ in known if run.improvement is not None)
     banded = over.interval == "t over runs"
     return Spent(
@@ -524,22 +494,18 @@ def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[A
         for group in (groups[place] for place in places if names[groups[place].comparable.task] == 1):
             for cell in group.cells:
                 cells[cell_key(cell)][group.comparable.task] = _values(cell, runs)
-        several = tuple(sorted(task for task, count in names.items() if count > 1))
-        if comparisons := _compared(cells):
+        keys = sorted(cells)
+        met = {
+            (a, b): one
+            for a, b in combinations(keys, 2)
+            if (one := statistics.over_tasks(cells[a], cells[b])) is not None and len(one.tasks) >= LEAST_TASKS
+        }
+        holm = statistics.holm_by({pair: one.p_value for pair, one in met.items()})
+        comparisons = tuple(
+            TaskComparison(a=label(a, keys), b=label(b, keys), p_holm=holm.get((a, b)), **one.model_dump())
+            for (a, b), one in met.items()
+        )
+        if comparisons:
+            several = tuple(sorted(task for task, count in names.items() if count > 1))
             found.append(AcrossTasks(conditions=conditions, ambiguous_tasks=several, comparisons=comparisons))
     return tuple(found)
-
-
-def _compared(cells: dict[CellKey, dict[str, list[float]]]) -> tuple[TaskComparison, ...]:
-    keys = sorted(cells)
-    met = {
-        (a, b): found
-        for a, b in combinations(keys, 2)
-        if len(statistics.tasks_met(cells[a], cells[b])) >= LEAST_TASKS
-        and (found := statistics.over_tasks(cells[a], cells[b])) is not None
-    }
-    holm = statistics.holm_by({pair: found.p_value for pair, found in met.items()})
-    return tuple(
-        TaskComparison(a=label(a, keys), b=label(b, keys), p_holm=holm.get((a, b)), **found.model_dump())
-        for (a, b), found in met.items()
-    )

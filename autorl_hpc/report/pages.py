@@ -18,18 +18,16 @@ from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir, share
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report import run_chart, run_page, tables
-from autorl_hpc.report.charts import MAX_SERIES, Figure
-from autorl_hpc.report.conditions import limits_told
+from autorl_hpc.report import run_page, tables
+from autorl_hpc.report.charts import Figure, drawn, style, trajectory, versus_figure
+from autorl_hpc.report.conditions import conditions_told, unlike
 from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
 from autorl_hpc.report.run_page import sentence
 from autorl_hpc.report.summary import (
-    Board,
     BoardCell,
     Comparison,
     Gain,
-    Group,
     MergedReport,
     OverRuns,
     Point,
@@ -41,7 +39,7 @@ from autorl_hpc.report.tables import GROUP_NOTES
 from autorl_hpc.report.trace_page import TRACE_FOLDER, TRACE_PAGE, TraceLink, trace_data
 from autorl_hpc.report.versus import Versus
 from autorl_hpc.scoring.stats import ALPHA
-from autorl_hpc.states import Route
+from autorl_hpc.states import Protocol, Route
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -68,8 +66,8 @@ def elsewhere_of(out: Path, genesis: str, home: RunDir) -> Path:
 MAX_DRAWN_RUNS = 24
 """Trajectories on the merged page: one with 50 submissions takes 9 kB."""
 
-MAX_PAIRS = 40
-"""Pairs of agents shown for one task; 60 agents make 1,770 pairs."""
+MAX_PAIRS = 60
+"""Pairs of agents on the page; 60 agents on one task make 1,770."""
 
 
 Figures = Mapping[int, Sequence[tuple[Figure, tuple[str, ...]]]]
@@ -93,22 +91,82 @@ def parts(merged: MergedReport, links: Mapping[int, str], figures: Figures) -> d
     """Return all variables of the page's template."""
     of_group = {task.group: n for n, board in enumerate(merged.boards, 1) for task in board.tasks}
     plotted = [run for run in merged.runs if run.trajectory]
-    # notes that hold for a whole group are shown with the group
+    # notes that hold for all runs under the same conditions are shown with these
     own_notes = [(run, [note for note in run.notes if not note.startswith(GROUP_NOTES)]) for run in merged.runs]
+    pairs = _pairs(merged)
     return {
         "r": merged,
         "script": script(),
         "answers": answers(merged),
-        "boards": [_board(merged, board, number, figures) for number, board in enumerate(merged.boards, 1)],
-        "blocks": [
-            {"number": place + 1, "board": of_group.get(place, 0), **_block(group, merged.runs)}
-            for place, group in enumerate(merged.groups)
-        ],
-        "rows": _rows(merged, of_group, links),
+        "columns": _columns(merged),
+        "conditions": _conditions(merged),
+        "rows": _agents(merged),
+        "pairs": pairs[:MAX_PAIRS],
+        "more_pairs": max(0, len(pairs) - MAX_PAIRS),
+        "figures": [(number, one, panels) for number, each in sorted(figures.items()) for one, panels in each],
+        "runs": _runs(merged, of_group, links),
+        "measured": how_measured_of_all(merged.runs),
         "drawn_runs": plotted if len(plotted) <= MAX_DRAWN_RUNS else [],
-        "max_drawn": MAX_DRAWN_RUNS,
         "noted": [(run, notes) for run, notes in own_notes if notes],
     }
+
+
+# --- one table for all agents: a column for each task with its recipe and splits, a number for each set of conditions
+
+
+def _columns(merged: MergedReport) -> dict[tuple[str, str], str]:
+    """Return the names of all leaderboards' columns by task and pins; the name has the pins if the task has several columns."""
+    found = sorted({(task.task, task.pins()) for board in merged.boards for task in board.tasks})
+    count = Counter(task for task, _ in found)
+    return {(task, pins): task if count[task] == 1 else f"{task} {pins}" for task, pins in found}
+
+
+def _agents(merged: MergedReport) -> list[dict[str, Any]]:
+    """Return the rows of all leaderboards, with the number of their conditions and a cell for each of `_columns`."""
+    columns, rows = _columns(merged), []
+    for number, board in enumerate(merged.boards, 1):
+        places = {(task.task, task.pins()): place for place, task in enumerate(board.tasks)}
+        for row in board.rows:
+            cells = [row.cells[places[key]] if key in places else None for key in columns]
+            rows.append({"row": row, "number": number, "cells": cells})
+    return rows
+
+
+def _conditions(merged: MergedReport) -> list[tuple[int, str]]:
+    """Return each set of conditions in words: the first whole, of the others what differs from the first."""
+    told: list[tuple[int, str]] = []
+    for number, board in enumerate(merged.boards, 1):
+        if number == 1:
+            words = conditions_told(board.conditions)
+        else:
+            differ = unlike(merged.boards[0].conditions, board.conditions)
+            words = f"as 1, but {'; '.join(f'{name}: {its} (1: {mine})' for name, mine, its in differ)}"
+        if board.conditions.protocol is Protocol.PAPER:
+            words += ". Paper protocol: the scores of one split were told during the run, the maximum kept"
+        if not board.ranks:
+            words += (
+                f". Not ranked: {'imported, unproven; no test either' if board.conditions.imported else 'no sandbox'}"
+            )
+        if board.ambiguous_tasks:
+            words += f". Not in the mean over tasks, for several recipes or splits: {', '.join(board.ambiguous_tasks)}"
+        told.append((number, words))
+    return told
+
+
+def _pairs(merged: MergedReport) -> list[tuple[int, str, Comparison | TaskComparison]]:
+    """Return all pairs of agents with the number of their conditions and the task; those over tasks first, then by p."""
+    columns, found = _columns(merged), list[tuple[int, str, Comparison | TaskComparison]]()
+    for number, board in enumerate(merged.boards, 1):
+        for across in merged.across_tasks:
+            if across.conditions == board.conditions:
+                found += [(number, f"{len(one.tasks)} tasks", one) for one in across.comparisons]
+        for task in board.tasks:
+            found += [(number, columns[task.task, task.pins()], one) for one in merged.groups[task.group].comparisons]
+    return sorted(found, key=lambda one: (not isinstance(one[2], TaskComparison), _least_p(one[2])))
+
+
+def _least_p(one: Comparison | TaskComparison) -> tuple[float, float]:
+    return 2.0 if one.p_value is None else one.p_value, -abs(one.difference)
 
 
 MOST_WITHOUT_INTERVAL = 2  # runs
@@ -118,7 +176,7 @@ def answers(merged: MergedReport) -> list[str]:
     """Return in a sentence for each column of the leaderboards: which agent gained most, by how much, and is it more than noise."""
     told = []
     for number, board in enumerate(merged.boards, 1):
-        where = f" (leaderboard {number})" if len(merged.boards) > 1 else ""
+        where = f" (conditions {number})" if len(merged.boards) > 1 else ""
         for place, task in enumerate(board.tasks):
             cells = [(row.label, row.cells[place]) for row in board.rows]
             found = [
@@ -160,77 +218,18 @@ def _best(found: Sequence[tuple[float, str, BoardCell]], pairs: Sequence[Compari
     return said + (f". No rank: {cell.unranked}." if cell.unranked else ".")
 
 
-def _board(merged: MergedReport, board: Board, number: int, figures: Figures) -> dict[str, Any]:
-    across = next((one for one in merged.across_tasks if one.conditions == board.conditions), None)
-    pairs = sorted(across.comparisons, key=_least_p) if across else []
-    names = Counter(task.task for task in board.tasks)
-    return {
-        "board": board,
-        "number": number,
-        "pairs": pairs[:MAX_PAIRS],
-        "more_pairs": max(0, len(pairs) - MAX_PAIRS),
-        "twice": {name: count > 1 for name, count in names.items()},
-        "overall": any(row.overall is not None for row in board.rows),
-        "tested": sum(cell is not None and cell.p_value is not None for row in board.rows for cell in row.cells),
-        "figures": [_figure(figure, panels) for figure, panels in figures.get(number, ())],
-        "diagnosed": any(
-            {*row.planned, *row.executed} - {str(Route.UNKNOWN)}
-            or row.failures
-            or any(s.mean is not None for s in (row.costs.tokens, row.costs.cost_usd, row.costs.gpu_hours))
-            for row in board.rows
-        ),
-    }
-
-
-def _figure(figure: Figure, panels: Sequence[str]) -> dict[str, Any]:
-    from markupsafe import Markup
-
-    legend = [(label, f"c{place % MAX_SERIES}") for label, place in figure.legend]
-    drawn = [(Markup(drawing), panel) for drawing, panel in zip(panels, figure.panels, strict=True)]
-    return {"figure": figure, "panels": drawn, "legend": legend}
-
-
-def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
-    cells, runs = [], []
-    for cell in group.cells:
-        lost = ", ".join(f"{count} {name}" for name, count in cell.excluded.items())
-        cells.append({"cell": cell, "lost": lost})
-        runs += [(place, all_runs[place]) for place in cell.places]
-    pairs = sorted(group.comparisons, key=_least_p)[:MAX_PAIRS]
-    few = len(group.comparisons) <= MAX_PAIRS
-    return {
-        "group": group,
-        "cells": cells,
-        "runs": runs,
-        "measured": how_measured_of_all([run for _, run in runs]),
-        "comparisons": group.comparisons if few else pairs,
-        "more_comparisons": len(group.comparisons) - (len(group.comparisons) if few else len(pairs)),
-    }
-
-
-def _least_p(one: Comparison | TaskComparison) -> tuple[float, float]:
-    return 2.0 if one.p_value is None else one.p_value, -abs(one.difference)
-
-
-def _rows(merged: MergedReport, of_group: Mapping[int, int], links: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return one row per run, ordered by group, so that comparable runs are next to each other."""
-    several = len(merged.experiments) > 1
-    return [
-        {
-            "run": (run := merged.runs[place]),
-            "board": of_group.get(number, 0),
-            "link": links.get(place),
-            "more": " · ".join(
-                part
-                for part in (run.driver if run.driver != "none" else "", run.mode, run.experiment if several else "")
-                if part
-            ),
-            "route": route_of(run),
-        }
-        for number, group in enumerate(merged.groups)
-        for cell in group.cells
-        for place in cell.places
-    ]
+def _runs(merged: MergedReport, of_group: Mapping[int, int], links: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return one row per run, ordered by group, so that comparable runs are next to each other; `text`: what only a search reads."""
+    several, found = len(merged.experiments) > 1, []
+    for number, group in enumerate(merged.groups):
+        for place in (place for cell in group.cells for place in cell.places):
+            run = merged.runs[place]
+            more = [run.driver if run.driver != "none" else "", run.mode, run.experiment if several else ""]
+            failure = str(run.story.failure.kind) if run.story.failure is not None else ""
+            text = " ".join([run.run_id, run.base_model, sentence(run), failure, run.reason or "", *run.notes])
+            row = {"run": run, "board": of_group.get(number, 0), "link": links.get(place), "route": route_of(run)}
+            found.append({**row, "more": " · ".join(filter(None, more)), "text": text})
+    return found
 
 
 def route_of(run: RunSummary) -> str:
@@ -289,7 +288,6 @@ NUMBERS = {
     "size": fmt.size,
     "percent": fmt.percent,
     "figure": fmt.figure,
-    "published": lambda score: fmt.UNKNOWN if score is None else f"{score:.2f}",
 }
 
 
@@ -382,8 +380,8 @@ def _environment(kind: str) -> Environment:
     for name, number in NUMBERS.items():
         environment.filters[name] = number if html else _plain(number)
     environment.filters["cell"] = lambda text: Markup(text) if PLAIN_CELL.fullmatch(text) else text
-    plain = (fmt.between, fmt.signed_between, fmt.share_between, fmt.amount, fmt.decides, limits_told)
-    words = (outcome, how_measured, counts, beside, fmt.gpus, fmt.over_between)
+    plain = (fmt.between, fmt.signed_between, fmt.amount, fmt.decides)
+    words = (outcome, conditions_told, how_measured, counts, beside, fmt.gpus, fmt.over_between)
     environment.globals.update(
         **{function.__name__: _plain(function) for function in plain},
         **{function.__name__: function for function in words},
@@ -391,9 +389,8 @@ def _environment(kind: str) -> Environment:
         score=_plain(_score),
         gain=_plain(gain_in_words),
         over=_plain(_over),
-        of_agents=fmt.RULE,
         unseen=UNSEEN,
-        trajectory=lambda run: Markup(run_chart.trajectory(run)),
+        trajectory=lambda run: Markup(trajectory(run)),
     )
     return environment
 
@@ -424,30 +421,45 @@ def merged_summary(merged: MergedReport) -> bytes:
 
 def write_versus(versus: Versus, out: Path) -> None:
     """Write a comparison beside the index. Raises AutorlError: the folder can't be written."""
+    figure = versus_figure(versus)
+    with style():
+        drawings = [drawn(figure, panel).element for panel in figure.panels]
+    page = _template("html", "versus.html.j2").render(v=versus, figure=figure, drawings=drawings, script=script())
     try:
         files = {
             COMPARE_NAME: versus.model_dump_json(indent=2).encode() + b"\n",
             "compare.md": _template("md", "versus.md.j2").render(v=versus).encode(),
-            "compare.html": _template("html", "versus.html.j2").render(v=versus, script=script()).encode(),
+            "compare.html": page.encode(),
         }
         _put_files(out, files)
     except OSError as error:
         raise from_os_error(error, "writing the comparison", error.filename or out) from error
 
 
-def write_run(run: RunSummary, home: RunDir, out: Path, *, one_file: bool = False) -> Path:
-    """Write one run's pages; return their folder: the run's own, or one beside the index if that is not writable.
-    `one_file`: the trace's page holds its data itself. Raises AutorlError: neither can be written."""
-    trace = trace_data(run, home)
+class Writing(NamedTuple):
+    """How the pages of runs are written."""
+
+    one_file: bool = False  # the trace's page holds its data itself
+    whole: bool = False  # all pages go below the index, so that its folder can be copied alone
+    light: bool = False  # without traces
+
+
+USUAL = Writing()
+
+
+def write_run(run: RunSummary, home: RunDir, out: Path, how: Writing = USUAL) -> Path:
+    """Write one run's pages; return their folder: the run's own, or one beside the index for a whole site, and if the
+    run's own is not writable. Raises AutorlError: neither can be written."""
+    trace = None if how.light else trace_data(run, home)
     shown = run_page.shown(run) | {"trace": trace and trace[0]}
     files = {
         SUMMARY_NAME: run_summary(run),
         "run.md": run_md(run, shown).encode(),
-        **(trace_files(run, *trace, one_file) if trace else {}),
+        **(trace_files(run, *trace, how.one_file) if trace else {}),
         RUN_PAGE: run_html(run, shown).encode(),
     }
     try:
-        if run.imported is None:
+        if run.imported is None and not how.whole:
             try:
                 return _put_files(home.report, files)
             except OSError as error:
@@ -489,8 +501,8 @@ def write_merged(
 
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    for path in (folder / TRACE_FOLDER).glob("*.js"):
-        if f"{TRACE_FOLDER}/{path.name}" not in files:  # of a longer trace: it may hold what must no longer be shown
+    for path in (*(folder / TRACE_FOLDER).glob("*.js"), *folder.glob(TRACE_PAGE)):
+        if str(path.relative_to(folder)) not in files:  # of a longer trace: it may hold what must no longer be shown
             path.unlink(missing_ok=True)
     for name, data in files.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -24,6 +24,7 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.processes import die_with_parent
 from autorl_hpc.records import canonical_json
+from autorl_hpc.report import format as fmt
 from autorl_hpc.report.cache import (
     Digest,
     Digests,
@@ -33,9 +34,8 @@ from autorl_hpc.report.cache import (
     left_out_key,
     own_bytes,
     stamp,
-    with_entries,
 )
-from autorl_hpc.report.charts import write_figures
+from autorl_hpc.report.charts import FOLDER, write_figures
 from autorl_hpc.report.find import ChosenRun, FoundRuns, find_runs, imported_runs, runs_on_disk, shown, without_copies
 from autorl_hpc.report.leaderboard import assemble
 from autorl_hpc.report.pages import (
@@ -44,6 +44,7 @@ from autorl_hpc.report.pages import (
     INDEX,
     RUN_PAGE,
     SUMMARY_NAME,
+    Writing,
     write_merged,
     write_run,
     write_versus,
@@ -51,6 +52,7 @@ from autorl_hpc.report.pages import (
 from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.status import nobody_grades
 from autorl_hpc.report.summary import MergedReport, RunSummary, read_paper
+from autorl_hpc.report.trace_page import TRACE_FOLDER, TRACE_PAGE
 from autorl_hpc.report.versus import compare
 from autorl_hpc.states import RunState
 
@@ -96,8 +98,8 @@ def _order(run: RunSummary) -> tuple[str | int, ...]:
     return run.task, run.base_model, run.agent, run.driver, run.mode, run.seed, run.experiment, run.run_id
 
 
-def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
-    """Print the report's table, or the comparison of two sides."""
+def show(done: Refreshed, sides: tuple[str, str] | None = None, *, whole: bool = False) -> None:
+    """Print the report's table, or the comparison of two sides; of a whole site its size."""
     from rich.console import Console
 
     from autorl_hpc.report.terminal import print_comparison, print_summary
@@ -107,6 +109,18 @@ def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
         print_summary(merged, Console(), done.index)
     else:
         print_comparison(compare(merged, *sides), Console(), done.index.parent)
+    if whole:
+        Console(soft_wrap=True).print(site_size(done.index.parent), markup=False, highlight=False)
+
+
+def site_size(out: Path) -> str:
+    """Return in words how large a site is, and how much of it traces are."""
+    found = [path for name in (BESIDE, FOLDER) for path in (out / name).rglob("*")]
+    found += [path for path in out.iterdir() if path.name in OUTPUTS]
+    sizes = {path: path.stat().st_size for path in found if path.is_file()}
+    traces = sum(size for path, size in sizes.items() if path.name == TRACE_PAGE or path.parent.name == TRACE_FOLDER)
+    told = f"of which traces {fmt.size(traces)} (--light leaves them out)" if traces else "without traces"
+    return f"whole site, can be copied alone: {fmt.size(sum(sizes.values()))} in {len(sizes)} files, {told}"
 
 
 def keep_heads(experiment: ExperimentDir) -> list[str]:
@@ -153,6 +167,13 @@ class Options:
     unpacked: bool = False  # the runs are unpacked bundles
     one_file: bool = False  # pages of traces hold their data themselves; everything is read
     senders: Mapping[str, str] = field(default_factory=dict)  # by a run's folder: who sent it; their agents are apart
+    whole: bool = False  # the runs' pages too go below the report's folder, which can be copied alone
+    light: bool = False  # without traces
+
+    @property
+    def writing(self) -> Writing:
+        """Return what decides the pages of a run."""
+        return Writing(self.one_file, self.whole, self.light)
 
 
 @dataclass
@@ -186,7 +207,7 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
     if out is not None:
         _make_given(out)
     out = (out or found.out).absolute()
-    digests = Digests(out)
+    digests = Digests(out, options.writing)
     made: dict[Path, Digest] = {}
     if not (options.fresh or options.one_file):
         made = {run.path: one for run in found.runs if (one := digests.look(run)) is not None}
@@ -211,7 +232,7 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
     merged = merge(found, summaries)
     homes = map(Path, merged.run_folders)
     folders = [
-        made[home].folder if home in made else write_run(run, RunDir(home), out, one_file=options.one_file)  # imported
+        made[home].folder if home in made else write_run(run, RunDir(home), out, options.writing)  # imported
         for run, home in zip(merged.runs, homes, strict=True)
     ]
     merged = merged.model_copy(update={"paper": read_paper()}) if options.paper else merged
@@ -240,11 +261,9 @@ def _read(chosen: ChosenRun, digests: Digests, options: Options) -> Digest | Exc
         whole = digest(run, chosen.chain, unpacked=options.unpacked)
     except Exception as error:
         return error
-    folder = write_run(whole, run, digests.out, one_file=options.one_file)
-    damaged = whole.damage is not None
-    if key is not None and damaged:
-        key = with_entries(key, run)
-    new = Digest(folder, key, whole.short().model_dump_json().encode(), damaged)
+    folder = write_run(whole, run, digests.out, options.writing)
+    kept = None if whole.damage is not None else key  # a damaged run may be repaired in place, in any entry
+    new = Digest(folder, kept, whole.short().model_dump_json().encode())
     new.keep()
     return new
 
@@ -320,11 +339,10 @@ def in_processes(work: Work, pieces: int, workers: int | None = None) -> Iterato
     if workers:
         pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _begin, (work,))
         try:
-            for answer in pool.map(_answer, range(done, pieces)):
-                done += 1
-                yield answer
-        except BrokenExecutor:
-            pass
+            with suppress(BrokenExecutor):
+                for answer in pool.map(_answer, range(done, pieces)):
+                    done += 1
+                    yield answer
         finally:
             pool.shutdown(cancel_futures=True)
     yield from map(work, range(done, pieces))
@@ -343,15 +361,13 @@ def _answer(number: int) -> Any:
 
 # --- report --watch
 
-Say = Callable[[str], None]
-
 
 def watch_report(
     paths: Sequence[Path],
     out: Path | None,
     options: Options,
     every_s: int,
-    say: Say,
+    say: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Refresh until every run is over or until ctrl-C; then write a last page that does not reload, and return. If the
@@ -370,7 +386,7 @@ def watch_report(
                 done = refresh(paths, out, going_on)
                 say(_line(done))
             except AutorlError as error:
-                say(f"{_now()}  not refreshed: {error.what}; looked at again in {every_s} s")
+                say(f"{time.strftime('%H:%M:%S')}  not refreshed: {error.what}; looked at again in {every_s} s")
     except KeyboardInterrupt:
         say("no longer watched; the same command goes on")
     refresh(paths, out, replace(going_on, fresh=False, reload_s=None))
@@ -379,8 +395,4 @@ def watch_report(
 def _line(done: Refreshed) -> str:
     read = f"{done.read} read again" if done.merged is not None else "nothing changed"
     left_out = f", {done.left_out} things left out" if done.left_out else ""
-    return f"{_now()}  {len(done.folders)} runs, {done.live} not over, {read}{left_out}"
-
-
-def _now() -> str:
-    return time.strftime("%H:%M:%S")
+    return f"{time.strftime('%H:%M:%S')}  {len(done.folders)} runs, {done.live} not over, {read}{left_out}"

@@ -9,7 +9,6 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import combinations
 from statistics import NormalDist, fmean, stdev, variance
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -200,13 +199,6 @@ def sign_flip_p(values: Sequence[float]) -> float:
     return (found + 1) / (RESAMPLES + 1)
 
 
-def least_sign_flip_p(n: int) -> float:
-    """Return the least p value that `sign_flip_p` can give for n values: 0.25 for three, 0.03 for six."""
-    if n == 0:
-        return 1.0
-    return 2 / 2**n if 2**n <= EXACT_WAYS else 1 / (RESAMPLES + 1)
-
-
 # --- items that are not independent: what is drawn, and whose signs turn, is the cluster (goals of one product, games of one task)
 
 BOOTSTRAP_FROM_CLUSTERS = 5  # fewer have so few distinct resamples that their quantiles say nothing
@@ -374,79 +366,31 @@ def _as_items(found: ClusterTotals) -> Interval:
     return hull(tango(won, lost, n), Interval(found.mean, found.mean))
 
 
-# --- permutation tests: runs change sides within their task, in all ways where they are few, else in a seeded sample
-# What is compared is the difference over its standard error, estimated anew in each regrouping: the bare difference would find
-# nothing wherever the effects differ by task.
-# Source: A. Janssen, Statistics & Probability Letters 36:9-21, 1997; E. Chung and J. P. Romano, Annals of Statistics 41:484-507, 2013.
-
-NO_VARIANCE = 1e-9
-"""Squared standard errors below it are rounding: sides without spread are told apart by their difference alone."""
+# --- one agent against another on one task: the unit is the run
 
 
-class Stratum(NamedTuple):
-    """Both sides' runs on one task, or on a part of one; `weight` is that of its difference in the sum."""
+def regrouping_p(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the two-sided p value of equal means by exchanging runs: in all ways up to 10,000, else in so many seeded ones.
 
-    a: Sequence[float]
-    b: Sequence[float]
-    weight: float = 1.0
-
-    @property
-    def ways(self) -> int:
-        """Return in how many ways the runs can be divided between the two sides."""
-        return math.comb(len(self.a) + len(self.b), len(self.a))
-
-
-def regrouping_p(strata: Sequence[Stratum]) -> float:
-    """Return the two-sided p value of a weighted sum over tasks of differences of means that is 0, by its studentised value.
-
-    Exact if runs of both sides are drawn alike on every task; asymptotically so if only that sum is 0. Sampled: (hits + 1) /
-    (draws + 1). ValueError for no task, or an empty side.
+    What is compared is the difference over its standard error, estimated anew in each regrouping. Source: A. Janssen, Statistics &
+    Probability Letters 36:9-21, 1997. ValueError for an empty side.
     """
     import numpy as np
+    from scipy.stats import permutation_test
 
-    if not strata or not all(task.a and task.b for task in strata):
+    if not a or not b:
         raise ValueError("a comparison needs runs on both sides")
-    seen = float(_squared(sum(_measured(np.array([[*task.a, *task.b]]), task) for task in strata))[0])
-    pooled = [(np.sort([*task.a, *task.b]), task) for task in strata]
-    if math.prod(task.ways for task in strata) <= EXACT_WAYS:
-        sums = np.zeros((2, 1))
-        for runs, task in pooled:
-            of_task = _measured(runs[_regroupings(len(runs), len(task.a))], task)
-            sums = (sums[:, :, None] + of_task[:, None, :]).reshape(2, -1)
-        return float((_squared(sums) >= seen * (1 - TIE_SHARE)).mean())
-    order, drawn = generator(), np.zeros((2, RESAMPLES))
-    for runs, task in pooled:
-        mixed = (order.permuted(np.tile(runs, (size, 1)), axis=1) for size in _chunks(len(runs)))
-        drawn += np.concatenate([_measured(each, task) for each in mixed], axis=1)
-    return (int((_squared(drawn) >= seen * (1 - TIE_SHARE)).sum()) + 1) / (RESAMPLES + 1)
 
+    def squared(one: Any, other: Any, axis: int = -1) -> Any:
+        sides = one, other
+        gap = one.mean(axis) - other.mean(axis)
+        error = sum(side.var(axis) / max(1, side.shape[axis] - 1) for side in sides)
+        return np.where(np.abs(gap) <= TIE, 0.0, gap**2 / np.maximum(error, NO_VARIANCE))
 
-def _measured(runs: NDArray[np.float64], task: Stratum) -> NDArray[np.float64]:
-    """Return the weighted difference of means and its squared standard error, of shape (2, ways), from runs of shape (ways, n).
-
-    a's runs come first. A side of one run knows no spread and adds none.
-    """
-    import numpy as np
-
-    sides = runs[:, : len(task.a)], runs[:, len(task.a) :]
-    gap = sides[0].mean(axis=1) - sides[1].mean(axis=1)
-    error = sum(side.var(axis=1) / max(1, side.shape[1] - 1) for side in sides)
-    return np.stack([task.weight * gap, task.weight**2 * error])
-
-
-def _squared(sums: Any) -> Any:
-    import numpy as np
-
-    return np.where(np.abs(sums[0]) <= TIE, 0.0, sums[0] ** 2 / np.maximum(sums[1], NO_VARIANCE))
-
-
-def _regroupings(n: int, k: int) -> NDArray[np.int64]:
-    import numpy as np
-
-    return np.array([[*first, *sorted({*range(n)} - {*first})] for first in combinations(range(n), k)])
-
-
-# --- one agent against another on one task: the unit is the run, and runs are exchanged between the two
+    runs = np.sort(a), np.sort(b)
+    least = squared(*runs) * (1 - TIE_SHARE)  # ties count, which rounding must not break
+    settings: Any = _settings(len(a) + len(b)) | {"vectorized": True, "alternative": "greater"}
+    return float(permutation_test(runs, lambda x, y, axis: (squared(x, y, axis) >= least) * 1.0, **settings).pvalue)
 
 
 def probability_of_improvement(a: Sequence[float], b: Sequence[float]) -> float:
@@ -470,33 +414,11 @@ def holm_by(p_values: Mapping[Key, float | None]) -> dict[Key, float]:
     return dict(zip(known, holm(list(known.values())), strict=True))
 
 
-# --- the mean of one cell over its runs: bootstrap interval, and the test of its improvement against zero
+# --- a cell's improvement against zero
 
 TEST_FROM_RUNS = 3  # as many as the t interval needs: two runs have a range and no test
-
-
-class CellTest(NamedTuple):
-    """Whether a cell's mean improvement differs from 0, by t test and by sign flips; all None below three runs. The t
-    test's p value is the sign-flip test's where all runs are equal. `p_sign_flip_least`: the least that so many runs
-    can give."""
-
-    p_value: float | None
-    p_sign_flip: float | None
-    p_sign_flip_least: float | None
-
-
-def bootstrap_mean(values: Sequence[float]) -> Interval | None:
-    """Return the bootstrap interval of a mean over runs (expanded percentiles, 10,000 resamples, seeded). None below
-    five runs, or if all are equal. The order of the values does not matter."""
-    n = len(values)
-    if n < BOOTSTRAP_FROM_RUNS or max(values) - min(values) <= TIE:
-        return None
-    import numpy as np
-    from scipy.stats import bootstrap
-
-    settings: Any = _settings(n) | {"confidence_level": 1 - 2 * expanded_tail(n)}
-    means = bootstrap((sorted(values),), np.mean, method="percentile", **settings)
-    return Interval(*map(float, means.confidence_interval))
+NO_VARIANCE = 1e-9
+"""Squared standard errors below it are rounding: sides without spread are told apart by their difference alone."""
 
 
 def t_test_p(values: Sequence[float]) -> float | None:
@@ -507,13 +429,12 @@ def t_test_p(values: Sequence[float]) -> float | None:
     return t_outside(abs(fmean(values)) * math.sqrt(n) / stdev(values), n - 1)
 
 
-def against_zero(values: Sequence[float]) -> CellTest:
-    """Test a cell, by the improvements of its counted runs, against 0. Nothing is adjusted for the number of cells here."""
+def against_zero(values: Sequence[float]) -> float | None:
+    """Return the p value of a cell's improvements by the t test, of equal ones by sign flips; None below three runs."""
     if len(values) < TEST_FROM_RUNS:
-        return CellTest(None, None, None)
-    flipped = sign_flip_p(values)
+        return None
     p_value = t_test_p(values)
-    return CellTest(flipped if p_value is None else p_value, flipped, least_sign_flip_p(len(values)))
+    return sign_flip_p(values) if p_value is None else p_value
 
 
 def satterthwaite(parts: Sequence[tuple[float, int]]) -> float:
@@ -522,9 +443,11 @@ def satterthwaite(parts: Sequence[tuple[float, int]]) -> float:
     return total * total / squares
 
 
-def whole_degrees(parts: Sequence[tuple[float, int]]) -> int:
-    """Return `satterthwaite` rounded down, for the tails of an interval."""
-    return max(1, math.floor(satterthwaite(parts) + TIE))
+def t_half(parts: Sequence[tuple[float, int]]) -> float:
+    """Return half the 95 % interval of a sum of independent means, from their variances and degrees of freedom."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(satterthwaite(parts), (1 + LEVEL) / 2)) * math.sqrt(math.fsum(v for v, _ in parts))
 
 
 # --- one agent against another: one rule for pairs on a task, ranks, `--compare`, and the mean over tasks
@@ -574,16 +497,31 @@ def compared(a: Sequence[float], b: Sequence[float]) -> AgentTest:
     strata, kept = [Stratum(a, b)], [all_kept(a), all_kept(b)]
     if all(kept):
         return AgentTest()
-    p_value, test = welch_p(strata), "Welch"
+    parts = welch_parts(strata)
+    p_value, test = (None, "Welch") if parts is None else (_outside(strata, parts), "Welch")
     if any(kept):
         which, values = ("first", b) if kept[0] else ("second", a)
         test = f"{'one-sample t' if p_value is not None else 'sign flips'} against 0: the {which} kept the base"
         p_value = sign_flip_p(values) if p_value is None else p_value
-    return AgentTest(p_value, None if p_value is None else test, permuted_p(strata))
+    enough = min(len(a), len(b)) >= PERMUTED_FROM_RUNS
+    return AgentTest(p_value, None if p_value is None else test, regrouping_p(a, b) if enough else None)
 
 
-def welch_p(strata: Sequence[Stratum]) -> float | None:
-    """Return the two-sided p value of a weighted sum of differences of means that is 0, by Welch's t with Satterthwaite's degrees.
+class Stratum(NamedTuple):
+    """Both sides' runs on one task, or on a part of one; `weight` is that of its difference in the sum."""
+
+    a: Sequence[float]
+    b: Sequence[float]
+    weight: float = 1.0
+
+
+def difference_of(strata: Sequence[Stratum]) -> float:
+    """Return the weighted sum of differences of means."""
+    return math.fsum(one.weight * (fmean(one.a) - fmean(one.b)) for one in strata)
+
+
+def welch_parts(strata: Sequence[Stratum]) -> list[tuple[float, int]] | None:
+    """Return variances and degrees of freedom of the means in `difference_of`, for Welch's t with Satterthwaite's degrees.
 
     Each side's variance is `variance_of_runs`. A kept base model adds none, so that against one cell it is the one-sample t test. None if
     on a single task another side has none; of several tasks such a side adds none. Source: B. L. Welch, Biometrika 34:28-35, 1947.
@@ -591,16 +529,11 @@ def welch_p(strata: Sequence[Stratum]) -> float | None:
     sides = [(one.weight, side) for one in strata for side in (one.a, one.b) if not all_kept(side)]
     every = [(weight**2 * variance_of_runs(side) / len(side), len(side) - 1) for weight, side in sides]
     parts = [(square, df) for square, df in every if square > TIE**2]
-    if not parts or (len(strata) == 1 and len(parts) < len(every)):
-        return None
-    difference = math.fsum(one.weight * (fmean(one.a) - fmean(one.b)) for one in strata)
-    return t_outside(abs(difference) / math.sqrt(math.fsum(v for v, _ in parts)), satterthwaite(parts))
+    return None if not parts or (len(strata) == 1 and len(parts) < len(every)) else parts
 
 
-def permuted_p(strata: Sequence[Stratum]) -> float | None:
-    """Return `regrouping_p` where every side has five runs, else None."""
-    enough = all(min(len(one.a), len(one.b)) >= PERMUTED_FROM_RUNS for one in strata)
-    return regrouping_p(strata) if enough else None
+def _outside(strata: Sequence[Stratum], parts: Sequence[tuple[float, int]]) -> float:
+    return t_outside(abs(difference_of(strata)) / math.sqrt(math.fsum(v for v, _ in parts)), satterthwaite(parts))
 
 
 # --- one agent against another over several tasks: the unit stays the run, the tasks are strata of equal weight
@@ -610,78 +543,31 @@ DEGREES_FOR_INTERVAL = 4
 """Runs less their means: three against three on one task, or two against two on two tasks. With less, measured coverage is 80 %."""
 
 
-def tasks_met(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return the tasks on which both sides have two runs, sorted."""
-    return [name for name in sorted(a.keys() & b.keys()) if min(len(a[name]), len(b[name])) >= RUNS_ON_A_TASK]
-
-
 def over_tasks(
     a: Mapping[str, Sequence[float]],
     b: Mapping[str, Sequence[float]],
     task_of: Mapping[str, str] | None = None,
 ) -> TasksCompared | None:
-    """Compare two agents' improvements by task; None if on no task both sides have two runs. Interval: runs are drawn
-    with replacement within each task and side (R. Agarwal et al., NeurIPS 2021), deviations of means times sqrt(n / (n
-    - 1)) (J. N. K. Rao and C. F. J. Wu, JASA 83:231-241, 1988), percentiles at the tails of Student's t with
-    Satterthwaite's degrees of freedom. Test: `welch_p`, and `permuted_p` beside it. Where on some task all runs of one
-    side beat all of the other, the interval of the probability is at least Wilson's for as many independent pairs of
-    runs. `a, b`: of each task, or of each part of one, the improvements of the counted runs, in any order. `task_of`:
-    the task of each part (a mode, say), where a task has several. A task's difference is the mean of its parts'."""
-    met = tasks_met(a, b)
+    """Compare two agents' improvements by task; None if on no task both sides have two runs. Interval and test: Welch's t of the mean
+    over tasks, so that they never contradict each other; the runs of a task change only its own part. `a, b`: of each task, or of each
+    part of one, the improvements of the counted runs. `task_of`: the task of each part (a mode, say), where a task has several. A
+    task's difference is the mean of its parts'."""
+    met = [name for name in sorted(a.keys() & b.keys()) if min(len(a[name]), len(b[name])) >= RUNS_ON_A_TASK]
     if not met:
         return None
     tasks = [task_of[name] if task_of else name for name in met]
     parts = Counter(tasks)
     strata = [Stratum(a[name], b[name], 1 / (len(parts) * parts[task])) for name, task in zip(met, tasks, strict=True)]
-    difference = math.fsum(one.weight * (fmean(one.a) - fmean(one.b)) for one in strata)
-    chance = math.fsum(one.weight * probability_of_improvement(one.a, one.b) for one in strata)
+    difference = difference_of(strata)
     enough = sum(len(task.a) + len(task.b) - 2 for task in strata) >= DEGREES_FOR_INTERVAL
-    p_value = welch_p(strata) if enough else None
-    nothing = (None, None), (None, None)
-    (low, high), (least, most) = nothing if p_value is None else _intervals(strata, difference, chance)
+    told: dict[str, float] = {}
+    if enough and (known := welch_parts(strata)) is not None:
+        half = t_half(known)
+        told = {"low": difference - half, "high": difference + half, "p_value": _outside(strata, known)}
     return TasksCompared(
         tasks=tuple(sorted(parts)),
         left_out=tuple(name for name in sorted({*a, *b}) if name not in met),
         difference=difference,
-        low=low,
-        high=high,
-        p_value=p_value,
-        p_permutation=permuted_p(strata),
-        probability_of_improvement=chance,
-        probability_low=least,
-        probability_high=most,
+        **told,
+        probability_of_improvement=math.fsum(one.weight * probability_of_improvement(one.a, one.b) for one in strata),
     )
-
-
-def _intervals(strata: Sequence[Stratum], difference: float, chance: float) -> tuple[Interval, Interval]:
-    """Return those of difference and probability of improvement, from the same resamples."""
-    import numpy as np
-
-    draws = generator()
-    seen, drawn = np.array([[difference], [chance]]), sum(_resampled_task(task, draws) for task in strata)
-    sides = [(task.weight**2 / len(side), side) for task in strata for side in (task.a, task.b)]
-    t = t_quantile(whole_degrees([(share * variance_of_runs(side), len(side) - 1) for share, side in sides]))
-    tail = NormalDist().cdf(-t)
-    (low, least), (high, most) = np.quantile(seen + drawn, (tail, 1 - tail), axis=1).tolist()
-    if any(variance_of_runs(side) > variance(side) for _, side in sides):  # resamples know nothing of the items' noise
-        half = t * math.sqrt(math.fsum(share * variance_of_runs(side) for share, side in sides))
-        low, high = min(low, difference - half), max(high, difference + half)
-    if any(probability_of_improvement(task.a, task.b) in (0.0, 1.0) for task in strata):
-        wilson = wilson_share(chance, sum(min(len(task.a), len(task.b)) for task in strata))
-        least, most = min(least, wilson.low), max(most, wilson.high)
-    of_chance = Interval(round(max(0.0, least), DIGITS), round(min(1.0, most), DIGITS))
-    return Interval(round(low, DIGITS), round(high, DIGITS)), of_chance
-
-
-def _resampled_task(task: Stratum, draws: np.random.Generator) -> NDArray[np.float64]:
-    """Return weighted deviations of a task's difference and probability from what was seen, of shape (2, RESAMPLES)."""
-    import numpy as np
-
-    a, b = np.sort(task.a), np.sort(task.b)
-    of_a, of_b = (draws.multinomial(n := len(side), np.full(n, 1 / n), RESAMPLES) for side in (a, b))
-    grown_a, grown_b = (math.sqrt(len(side) / (len(side) - 1)) for side in (a, b))
-    gains = grown_a * (of_a @ (a - a.mean())) / len(a) - grown_b * (of_b @ (b - b.mean())) / len(b)
-    apart = a[:, None] - b
-    beaten = np.where(np.abs(apart) <= TIE, 0.5, apart > 0)
-    chances = ((of_a @ beaten) * of_b).sum(axis=1) / (len(a) * len(b)) - beaten.mean()
-    return task.weight * np.stack([gains, math.sqrt(grown_a * grown_b) * chances])

@@ -36,8 +36,6 @@ class OverRuns(Strict):
     low: float | None = None
     high: float | None = None
     interval: IntervalKind
-    bootstrap_low: float | None = None  # bootstrap over runs, from five runs on
-    bootstrap_high: float | None = None
 
 
 DriverSettings = dict[str, str]
@@ -238,47 +236,30 @@ class Figures(Strict):
 FILE = "paper-results.yaml"
 
 
+PaperFigure = float | str | None  # null: not published
+
+
 class PaperRow(Strict):
     """A row of a published table."""
 
     agent: str
     driver: str | None = None
     mode: str | None = None
-    scores: tuple[float | None, ...]  # points, by task; null: not published
-
-
-class PaperTable(Strict):
-    """A published table, or a part of one."""
-
-    name: str
-    base_model: str
-    base: tuple[float | None, ...]  # the base model's scores, by task
-    rows: tuple[PaperRow, ...]
-
-
-PaperFigure = float | str | None  # null: not published
-
-
-class PaperFiguresRow(Strict):
-    """A row of a published table with several figures in a cell."""
-
-    agent: str
-    driver: str | None = None
     base_model: str | None = None
     cells: tuple[tuple[PaperFigure, ...] | None, ...]  # by column; null: nothing published
 
 
-class PaperFigures(Strict):
-    """A published table with several figures in a cell."""
+class PaperTable(Strict):
+    """A published table, or a part of one, with one or several figures in a cell."""
 
     name: str
     columns: tuple[str, ...]
     figures: tuple[str, ...]  # what the figures of each cell are, in order
-    rows: tuple[PaperFiguresRow, ...]
+    rows: tuple[PaperRow, ...]
     caveats: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _whole(self) -> PaperFigures:
+    def _whole(self) -> PaperTable:
         for row in self.rows:
             if len(row.cells) != len(self.columns):
                 raise ValueError(f"{self.name}: {row.agent}: {len(row.cells)} cells for {len(self.columns)} columns")
@@ -302,15 +283,6 @@ class PaperResults(Record):
     tasks: tuple[str, ...]
     caveats: tuple[str, ...] = ()
     tables: tuple[PaperTable, ...]
-    further: tuple[PaperFigures, ...] = ()
-
-    @model_validator(mode="after")
-    def _one_score_a_task(self) -> PaperResults:
-        for table in self.tables:
-            for scores in (table.base, *(row.scores for row in table.rows)):
-                if len(scores) != len(self.tasks):
-                    raise ValueError(f"{table.name}: {len(scores)} scores for {len(self.tasks)} tasks")
-        return self
 
 
 def read_paper() -> PaperResults:
@@ -567,8 +539,6 @@ class CellSummary(Strict):
     improvement: OverRuns
     report: OverRuns
     p_value: float | None = None  # mean improvement against 0: t test over runs, from three on
-    p_sign_flip: float | None = None  # the same question without assuming a normal distribution
-    p_sign_flip_least: float | None = None  # the least that so many runs can give: 0.25 for three
     best_of: tuple[float, ...] = ()  # expected improvement of the run that is best on feedback, of 1, 2, ... n runs
     best_of_intervals: tuple[tuple[float, float], ...] = ()  # of `best_of`; from five runs on
     scaling: tuple[Curve, ...] = ()  # improvement against time, tokens, submissions, GPU-hours
@@ -603,13 +573,10 @@ class TasksCompared(Strict):
     tasks: tuple[str, ...]
     left_out: tuple[str, ...] = ()  # tasks on which one side has fewer than two counted runs
     difference: float  # mean over tasks of the mean improvement of a less that of b
-    low: float | None = None  # stratified bootstrap over runs; null: too few runs
+    low: float | None = None  # Welch's t over tasks; null: too few runs
     high: float | None = None
-    p_value: float | None = None  # Welch's t over tasks; null: too few runs
-    p_permutation: float | None = None  # permutation of runs within each task, from five a side on
+    p_value: float | None = None  # by the same
     probability_of_improvement: float  # mann-Whitney, averaged over tasks
-    probability_low: float | None = None
-    probability_high: float | None = None
 
 
 class TaskComparison(TasksCompared):

@@ -153,17 +153,10 @@ def notes_of(
     run: RunSummary, troubles: Sequence[str], commonest_output_share: float | None, secondary: str | None = None
 ) -> tuple[str, ...]:
     """Return the notes on a run, the gravest first; `secondary`: a figure shown beside the score."""
-    told = [clean(f"not comparable in full: {trouble}") or "" for trouble in troubles]
-    if run.damage:
-        told.insert(0, f"damaged: {run.damage}; entries before it are shown, but not counted")
-    every = (
-        *told,
-        *_about_place(run),
-        *_about_origin(run, commonest_output_share),
-        *_about_looks(run),
-        *_about_end(run),
-    )
-    return every if secondary is None else (*every, secondary)
+    told = [f"damaged: {run.damage}; entries before it are shown, but not counted"] if run.damage else []
+    told += [clean(f"not comparable in full: {trouble}") or "" for trouble in troubles]
+    told += [*_about_scores(run), *_about_origin(run, commonest_output_share), *_about_end(run)]
+    return tuple(told if secondary is None else [*told, secondary])
 
 
 def notes_of_story(story: Story) -> tuple[str, ...]:
@@ -174,7 +167,7 @@ def notes_of_story(story: Story) -> tuple[str, ...]:
     return () if told is None else (told,)
 
 
-def _about_place(run: RunSummary) -> Iterator[str]:
+def _about_scores(run: RunSummary) -> Iterator[str]:
     if run.sandbox in NEVER_RANKS:
         yield f"{NOT_RANKED}: sandbox {run.sandbox}"
     if run.protocol is Protocol.PAPER:
@@ -216,7 +209,7 @@ def _about_origin(run: RunSummary, commonest_output_share: float | None) -> Iter
         yield f"the selected checkpoint has no fingerprint: {known.reason}"
 
 
-def _about_looks(run: RunSummary) -> Iterator[str]:
+def _about_end(run: RunSummary) -> Iterator[str]:
     for found in run.contaminated:
         when = "the end" if found.submission_id is None else f"submission {found.submission_id}"
         yield f"contamination: text of {found.items} of {found.of} {found.split} items stood in the workspace at {when}"
@@ -225,9 +218,6 @@ def _about_looks(run: RunSummary) -> Iterator[str]:
     if len({(one.level, one.network) for one in run.sandboxes}) > 1:
         weakest = f"{run.sandbox} with network {run.network}"
         yield f"its attempts ran in different sandboxes, the weakest {weakest}: it is shown with its like and does not rank"
-
-
-def _about_end(run: RunSummary) -> Iterator[str]:
     chosen = next((p for p in run.trajectory if p.submission_id == run.selected), None)
     best = run.best_feedback.score if run.best_feedback is not None else None
     if chosen is not None and chosen.score is not None and best is not None and chosen.score < best:

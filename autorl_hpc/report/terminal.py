@@ -1,4 +1,4 @@
-"""Print the merged report as a table for a terminal of 120 columns (narrower ones get fewer columns), a comparison, or a run's logs."""
+"""Print the merged report as a table, a comparison, or a run's logs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from autorl_hpc.cluster.job_table import read_submitted
 from autorl_hpc.errors import AutorlError, visible
@@ -21,9 +21,9 @@ from autorl_hpc.records.exchange import RunHead
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.find import nothing_in, runs_of, sites_of
 from autorl_hpc.report.format import clean_code
-from autorl_hpc.report.pages import gain_in_words, outcome
+from autorl_hpc.report.pages import answers, gain_in_words, outcome
 from autorl_hpc.report.run_page import sentence
-from autorl_hpc.report.summary import BoardCell, MergedReport, OverRuns, RunSummary, ScoreSummary
+from autorl_hpc.report.summary import MergedReport, OverRuns, RunSummary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,23 +32,22 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 200  # bound on rows: rich needs a second for a thousand
 MAX_SILENT = 20  # runs without a submission whose end is told
-WIDE = 110  # width below which mode, base, best feedback and its luck, gap, submissions and budget are left out
 
 
 def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
-    """Print the runs, the means over runs, what was left out, and the report's path. `where`: the path of index.html."""
+    """Print the answers, the runs, the means over runs, what was left out, and the report's path. `where`: the path of index.html."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    wide = console.width >= WIDE
-    columns = [column for column in COLUMNS if column.shown in (None, wide)]
+    for told in answers(merged):
+        console.print(Text(told), style="bold")
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for one in columns:
-        side: Any = "left" if one.name in ("task", "agent", "mode", "outcome") else "right"
-        table.add_column(one.name, justify=side, no_wrap=one.name not in ("agent", "outcome"), overflow="fold")
+    for name in COLUMNS:
+        side: Any = "left" if name in ("task", "agent", "outcome") else "right"
+        table.add_column(name, justify=side, no_wrap=name not in ("agent", "outcome"), overflow="fold")
     for run in merged.runs[:MAX_ROWS]:
-        table.add_row(*(Text(one.cell(run)) for one in columns))
+        table.add_row(*map(Text, _cells(run)))
     console.print(table)
     if len(merged.runs) > MAX_ROWS:
         console.print(Text(f"and {len(merged.runs) - MAX_ROWS:,} more runs: in index.html and summary.csv"))
@@ -58,7 +57,7 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
         console.print(Padding(Text(sentence(run), style="yellow"), (0, 0, 0, 2), expand=False))
     if len(silent) > MAX_SILENT:
         console.print(Text(f"and {len(silent) - MAX_SILENT:,} more runs without a submission"))
-    for line in [*([] if wide else _base_lines(merged)), *_cell_lines(merged)]:
+    for line in _cell_lines(merged):
         console.print(Text(line))
     left_out = [f"left out: {left.what}: {left.why}" for left in merged.left_out]
     for line in (*merged.notes, *left_out):
@@ -66,15 +65,27 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     for line in head_lines(merged):
         console.print(Text(line, style="dim"))
     if merged.paper is not None:
-        console.print(
-            Text(
-                "the paper's published results (another protocol and engine) are on the page, in a section of their own"
-            )
-        )
+        console.print(Text("the paper's published results (another protocol and engine) are on the page"))
     for why in sorted({_decides(run) for run in merged.runs} - {""}):
         console.print(Text(f"where interval and p contradict each other, {why}"))
-    console.print(Text(f"Points; intervals are 95 %, of items. {LEGEND[wide]}"))
+    console.print(Text("Points; intervals are 95 %, of items. report: of the selected checkpoint on the report split."))
     console.print(Text(f"report: {visible(os.fsencode(where).decode('utf-8', 'backslashreplace'))}"), soft_wrap=True)
+
+
+COLUMNS = ("task", "agent", "seed", "report", "improvement", "p", "outcome")
+
+
+def _cells(run: RunSummary) -> list[str]:
+    agent = [run.agent, *([run.driver] if run.driver != "none" else []), *([run.mode] if run.mode != "free" else [])]
+    report = run.report if run.selected is not None else None  # the base model's score does not belong to a checkpoint
+    p = f"{fmt.p_value(run.improvement.p_value if run.improvement else None)}{' decides' * bool(_decides(run))}"
+    score = fmt.points(report.score if report else None)
+    return [run.task, " ".join(agent), str(run.seed), score, gain_in_words(run.improvement), p, outcome(run)]
+
+
+def _decides(run: RunSummary) -> str:
+    gain = run.improvement
+    return "" if gain is None else fmt.decides(gain.p_value, gain.low, gain.high)
 
 
 def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
@@ -82,7 +93,8 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
     from rich.text import Text
 
     sides = (("A", versus.a), ("B", versus.b))
-    lines = [f"{name}: {side.name} ({side.counted} of {side.runs} runs counted)" for name, side in sides]
+    lines = [versus.verdict()]
+    lines += [f"{name}: {side.name} ({side.counted} of {side.runs} runs counted)" for name, side in sides]
     for one in versus.tasks:
         p = [f"p {fmt.p_value(one.p_value)}", f"Holm {fmt.p_value(one.p_holm)}"]
         p += [f"permutation {fmt.p_value(one.p_permutation)}", *([one.test] if one.test else [])]
@@ -94,7 +106,7 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
         interval = fmt.signed_between(over.low, over.high)
         lines.append(
             f"over {len(over.tasks)} tasks, leaderboard {over.leaderboard}: A less B {fmt.signed(over.difference)} {interval}, "
-            f"p {fmt.p_value(over.p_value)} {fmt.decides(over.p_value, over.low, over.high, fmt.RULE)}"
+            f"p {fmt.p_value(over.p_value)}"
         )
     console.print(Text("\n".join((*lines, *versus.notes, f"{versus.measured()} n in brackets."))))
     console.print(Text(f"comparison: {visible(str(folder / 'compare.html'))}"), soft_wrap=True)
@@ -124,100 +136,24 @@ def _in_utf8(path: str) -> bool:
     return os.fsencode(path).decode(errors="replace") == path
 
 
-LEGEND = {
-    True: "base and report: report split. luck: expected maximum of noise over the checkpoints scored. gap: gain on feedback less "
-    "gain on report.",
-    False: "report: score of the selected checkpoint on the report split.",
-}
-
-
-class Column(NamedTuple):
-    """A column of the runs' table; `shown`: on wide terminals alone, on narrow ones alone, or on all (None)."""
-
-    name: str
-    cell: Callable[[RunSummary], str]
-    shown: bool | None = None
-
-
-def _score(score: ScoreSummary | None) -> str:
-    return fmt.points(score.score if score else None)
-
-
-def _decides(run: RunSummary) -> str:
-    gain = run.improvement
-    return "" if gain is None else fmt.decides(gain.p_value, gain.low, gain.high)
-
-
-def _submissions(run: RunSummary) -> str:
-    """Return accepted submissions, with refused and failed ones after a plus: `4`, `4+1r`, `4+2r+1f`."""
-    text = str(run.accepted) + (f"+{run.refused}r" if run.refused else "")
-    return text + (f"+{run.failed}f" if run.failed else "")
-
-
-COLUMNS = (
-    Column("task", lambda run: run.task),
-    Column("agent", lambda run: run.agent if run.driver == "none" else f"{run.agent} {run.driver}"),
-    Column("mode", lambda run: run.mode, True),
-    Column("seed", lambda run: str(run.seed)),
-    Column("base", lambda run: _score(run.baseline_report), True),
-    Column("best fb", lambda run: _score(run.best_feedback), True),
-    Column(
-        "luck", lambda run: fmt.UNKNOWN if run.noise is None else f"≤{fmt.points(run.noise.expected_maximum)}", True
-    ),
-    # the base model's score does not belong to a checkpoint
-    Column("report", lambda run: _score(run.report if run.selected is not None else None)),
-    Column("improvement", lambda run: gain_in_words(run.improvement)),
-    Column(
-        "p",
-        lambda run: (
-            f"{fmt.p_value(run.improvement.p_value if run.improvement else None)}{' decides' * bool(_decides(run))}"
-        ),
-    ),
-    Column("gap", lambda run: fmt.signed(run.gap.gap if run.gap else None), True),
-    Column("subs", _submissions, True),
-    Column("used", lambda run: f"{100 * run.elapsed_s / run.budget_s:.0f} %", True),
-    Column("outcome", outcome),
-)
-
-
-def _base_lines(merged: MergedReport) -> list[str]:
-    found = {
-        (run.task, run.base_model): _score(run.baseline_report)
-        for run in merged.runs
-        if run.baseline_report is not None
-    }
-    return [f"base model {model} on {task}: {score}" for (task, model), score in sorted(found.items())]
-
-
 def _cell_lines(merged: MergedReport) -> list[str]:
-    lines = []
+    lines = [""]
     for number, board in enumerate(merged.boards, 1):
-        which = f"leaderboard {number}, " if len(merged.boards) > 1 else ""
+        which = f"conditions {number}, " if len(merged.boards) > 1 else ""
         for column in range(len(board.tasks)):
             for row in board.rows:
                 cell = row.cells[column]
-                if cell is None or cell.improvement.mean is None or cell.improvement.n < 2:
+                if cell is None or cell.improvement.n < 2:
                     continue
-                over = cell.improvement
-                name = " ".join(
-                    [board.column(column), row.agent, *([row.driver] if row.driver != "none" else []), row.mode]
-                )
-                interval = f" {fmt.signed_between(over.low, over.high)} ({over.interval})"
-                lines.append(
-                    f"{which}{name}: {fmt.signed(over.mean)}{interval}, {over.n} runs{_rank(cell)}{_lost(cell)}"
-                )
-    return ["", *lines, ""] if lines else [""]
-
-
-def _rank(cell: BoardCell) -> str:
-    if cell.rank is None or cell.last_rank is None:
-        return ""
-    return f", rank {cell.rank}" if cell.rank == cell.last_rank else f", rank {cell.rank} to {cell.last_rank}"
-
-
-def _lost(cell: BoardCell) -> str:
-    lost = f", {cell.lost} infrastructure" if cell.lost else ""
-    return lost + (f", {cell.not_counted} not counted" if cell.not_counted else "")
+                over, rank = cell.improvement, ""
+                if cell.rank is not None:
+                    rank = f", rank {cell.rank}" + (f" to {cell.last_rank}" if cell.last_rank != cell.rank else "")
+                interval = f"{fmt.signed_between(over.low, over.high)} ({over.interval}), {over.n} runs"
+                lost = f", {cell.lost} infrastructure" if cell.lost else ""
+                lost += f", {cell.not_counted} not counted" if cell.not_counted else ""
+                told = f"{fmt.signed(over.mean)} {interval}{rank}{lost}"
+                lines.append(f"{which}{board.column(column)} {row.label}: {told}")
+    return [*lines, ""] if len(lines) > 1 else lines
 
 
 # --- `logs`: the log of a run's agent, gateway, supervisor or grader, without terminal escapes and secrets

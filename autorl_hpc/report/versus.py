@@ -14,11 +14,13 @@ from typing import ClassVar, Literal, NamedTuple
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.report import format as fmt
 from autorl_hpc.report import statistics
 from autorl_hpc.report.conditions import cell_key, unlike
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.leaderboard import improvements, over_runs
 from autorl_hpc.report.summary import Board, Conditions, MergedReport, OverRuns, RunSummary, TasksCompared
+from autorl_hpc.scoring.stats import ALPHA
 
 Kind = Literal["agent", "experiment", "folder"]
 
@@ -80,6 +82,29 @@ class Versus(Record):
             return AS_TOLD
         return f"{ON_REPORT} Of imported results: {AS_TOLD[0].lower()}{AS_TOLD[1:]}" if True in imported else ON_REPORT
 
+    def verdict(self) -> str:
+        """Return which side is better, by how much and whether that is more than noise, in a sentence."""
+        met = [one for one in self.tasks if one.difference is not None]
+        if not met:
+            return f"{self.a.name} and {self.b.name} can't be compared: they never met under equal conditions."
+        over = self.over_tasks[0] if len(self.over_tasks) == 1 and len(self.over_tasks[0].tasks) > 1 else None
+        of = over if over is not None else met[0] if len(met) == 1 else None
+        wins = [one for one in met if one.p_holm is not None and one.p_holm < ALPHA]
+        for_a = sum((one.difference or 0) > 0 for one in wins)
+        apart = f"of {len(met)} tasks A is better on {for_a} and B on {len(wins) - for_a} beyond noise (p by Holm below {ALPHA})"
+        if of is None or of.difference is None:
+            return f"{apart[0].upper()}{apart[1:]}."
+        better, other = (self.a.name, self.b.name) if of.difference > 0 else (self.b.name, self.a.name)
+        size, p = fmt.points(abs(of.difference)), f"p {fmt.p_value(of.p_value)}"
+        where = f"over {len(over.tasks)} tasks" if over is not None else f"on {met[0].task}"
+        if of.p_value is None:
+            return f"{better} gained {size} points more than {other} {where}; too few runs tell whether that is more than noise."
+        if of.p_value >= ALPHA:
+            told = f"{better} and {other} are not told apart {where}: {size} points ({p})"
+        else:
+            told = f"{better} is better than {other} {where} by {size} points, more than noise ({p})"
+        return f"{told}{'; ' + apart if over is not None else ''}."
+
 
 class _Chosen(NamedTuple):
     side: Side
@@ -110,7 +135,7 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
         b=right.side,
         tasks=tuple(one.model_copy(update={"p_holm": holm.get(place)}) for place, one in enumerate(tasks)),
         over_tasks=tuple(over),
-        notes=(*_notes(tasks, ambiguous), *_why_apart(merged, every)),
+        notes=(*_notes(tasks, ambiguous), *_other_agents(merged, left, right), *_why_apart(merged, every)),
     )
 
 
@@ -169,23 +194,23 @@ Strata = dict[_Key, tuple[list[float], list[float]]]  # improvements of both sid
 
 
 def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen) -> Strata:
-    kinds = {left.side.kind, right.side.kind}
-    modes_named = left.mode_named and right.mode_named
+    modes_named, by_agent = left.mode_named and right.mode_named, "agent" in (left.side.kind, right.side.kind)
     found: dict[_Key, tuple[list[RunSummary], list[RunSummary]]] = defaultdict(lambda: ([], []))
     for column, task in enumerate(board.tasks):
         for place in (place for cell in merged.groups[task.group].cells for place in cell.places):
             run = merged.runs[place]
-            agent = " · ".join([run.agent, run.driver, run.mode])
-            what = agent if "agent" not in kinds else "" if modes_named else run.mode
+            whole = f"{run.agent} · {run.driver} · {run.mode}"
+            key = _Key(task.task, board.column(column), task.group, "")
+            key = key._replace(what=whole if not by_agent else "" if modes_named else run.mode)
             for side, chosen in enumerate((left, right)):
                 if place in chosen.places and run.counted and run.improvement is not None:
-                    found[_Key(task.task, board.column(column), task.group, what)][side].append(run)
+                    found[key][side].append(run)
     return {key: (improvements(a), improvements(b)) for key, (a, b) in found.items()}
 
 
 def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tested: bool) -> VersusTask:
     a, b = sides
-    over_a, over_b = (over_runs(values, bootstrap=tested) for values in sides)
+    over_a, over_b = map(over_runs, sides)
     if not tested:  # no interval of scores that can't be checked
         over_a, over_b = (OverRuns(n=one.n, mean=one.mean, interval="none") for one in (over_a, over_b))
     difference = over_a.mean - over_b.mean if over_a.mean is not None and over_b.mean is not None else None
@@ -209,10 +234,9 @@ def _ambiguous(strata: Strata) -> set[str]:
 
 
 def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[str]) -> list[VersusAll]:
-    clear = {key: sides for key, sides in strata.items() if key.task not in ambiguous}
-    names = {key: " · ".join(part for part in (key.name, key.what) if part) for key in clear}
-    a, b = ({names[key]: sides[side] for key, sides in clear.items()} for side in (0, 1))
-    found = statistics.over_tasks(a, b, {names[key]: key.task for key in clear})
+    clear = {f"{key.name}{' · ' * bool(key.what)}{key.what}": key for key in strata if key.task not in ambiguous}
+    a, b = ({name: strata[key][side] for name, key in clear.items()} for side in (0, 1))
+    found = statistics.over_tasks(a, b, {name: key.task for name, key in clear.items()})
     told = {"leaderboard": number, "conditions": conditions, "ambiguous_tasks": tuple(sorted(ambiguous))}
     return [] if found is None else [VersusAll(**told, **found.model_dump())]
 
@@ -229,6 +253,22 @@ def _notes(tasks: Sequence[VersusTask], ambiguous: set[str]) -> list[str]:
     if ours and not any(one.p_value is not None for one in ours):
         notes.append("no test: it takes three counted runs a side on a task, and runs that are not all equal")
     return notes
+
+
+def _other_agents(merged: MergedReport, left: _Chosen, right: _Chosen) -> list[str]:
+    """Return a sentence for each agent that both sides ran with other files, or with other settings of the same driver."""
+    keys = [{cell_key(merged.runs[place]) for place in side.places} for side in (left, right)]
+    found = []
+    for name in sorted({key[:3] for key in keys[0]} & {key[:3] for key in keys[1]}):
+        a, b = ({key[3:] for key in side if key[:3] == name} for side in keys)
+        if a != b:
+            files = "its files" if {one[0] for one in a} != {one[0] for one in b} else ""
+            settings = [" or ".join(sorted(one[1] for one in side)) for side in (a, b)]
+            driver = f"its driver (A {settings[0]}, B {settings[1]})" if settings[0] != settings[1] else ""
+            found.append(
+                clean(f"{name[0]}: not the same on both sides: {' and '.join(filter(None, (files, driver)))}") or ""
+            )
+    return found
 
 
 def _why_apart(merged: MergedReport, every: Strata) -> list[str]:

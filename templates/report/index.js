@@ -1,5 +1,6 @@
 "use strict";
 // Sorts and filters tables of class "sortable". Its state is the fragment: #runs.sort=improvement&runs.dir=desc&runs.q=sft
+// #find=words searches runs, agents, failures and notes, also in what is folded and in text that no column shows.
 // Of a long table the first rows are shown, since laying out thousands takes a browser seconds; runs.all=yes shows the rest.
 (() => {
   const FIRST_ROWS = 250;
@@ -17,14 +18,14 @@
     return typeof a === "number" ? -1 : 1;
   };
   const state = () => new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
-  const keep = (table, values) => {
+  const words = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
+  const set = (values) => {
     const all = state();
-    for (const [name, value] of Object.entries(values)) {
-      if (value) all.set(`${table.id}.${name}`, value); else all.delete(`${table.id}.${name}`);
-    }
+    for (const [name, value] of Object.entries(values)) if (value) all.set(name, value); else all.delete(name);
     history.replaceState(null, "", `#${all}`);
     show();
   };
+  const keep = (table, values) => set(Object.fromEntries(Object.entries(values).map(([name, value]) => [`${table.id}.${name}`, value])));
   const tables = [...document.querySelectorAll("table.sortable")].map((table) => {
     const body = table.tBodies[0];
     const rows = [...body.rows];
@@ -96,11 +97,11 @@
   };
   const filtered = (it, text) => {
     if (it.input && it.input.value !== text) it.input.value = text;
-    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    if (words.length && !it.texts) {
+    const wanted = words(text);
+    if (wanted.length && !it.texts) {
       it.texts = new Map(it.rows.map((row) => [row, [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase()]));
     }
-    return words.length ? it.order.filter((row) => words.every((word) => it.texts.get(row).includes(word))) : it.order;
+    return wanted.length ? it.order.filter((row) => wanted.every((word) => it.texts.get(row).includes(word))) : it.order;
   };
   const render = (it, sorted, dir, text, all) => {
     const now = JSON.stringify([sorted, dir, text, all]);
@@ -115,13 +116,61 @@
     it.count.textContent = some || text ? `${some}${fits.length} of ${it.rows.length} rows` : "";
     if (shown.length !== it.body.rows.length || shown.some((row, at) => row !== it.body.rows[at])) it.body.replaceChildren(...shown);
   };
+  // full-text search: each row of a table of a kind, and each note
+  const box = document.getElementById("search"), field = document.getElementById("find"), MOST = 50;
+  let texts = null, sought = "";
+  const gather = () => {
+    const of = (it, kind, head) => {
+      const text = [...(it.cells ?? [it]), {textContent: it.dataset.text ?? ""}].map((part) => part.textContent).join(" ").replace(/\s+/g, " ").trim();
+      return {it, kind, head, text, low: text.toLowerCase()};
+    };
+    const found = tables.filter((it) => it.table.dataset.kind).flatMap((it) => it.rows.map((row) => of(row, it.table.dataset.kind, row.querySelector(".head")?.textContent.replace(/\s+/g, " ").trim())));
+    const all = [...found, ...[...document.querySelectorAll("#notes li")].map((note) => of(note, "note", ""))];
+    all.forEach(({it}, number) => { it.id ||= `t${number}`; });
+    return all;
+  };
+  const hit = ({it, kind, head, text, low}, wanted) => {
+    const line = document.createElement("li"), link = document.createElement("a");
+    const page = it.querySelector("td.head a");
+    link.href = page ? page.href : `#${it.id}`;
+    link.textContent = head || kind;
+    const at = low.indexOf(wanted[0]), begin = Math.max(0, at - 60);
+    const mark = document.createElement("mark");
+    mark.textContent = text.slice(at, at + wanted[0].length);
+    const snippet = document.createElement("small");
+    snippet.append(`${kind}: ${begin ? "…" : ""}${text.slice(begin, at)}`, mark, text.slice(at + wanted[0].length, at + 100));
+    line.append(link, " ", snippet);
+    return line;
+  };
+  const search = (text) => {
+    if (!box || sought === text) return;
+    sought = text;
+    if (field.value !== text) field.value = text;
+    const wanted = words(text);
+    texts ??= wanted.length ? gather() : null;
+    const hits = wanted.length ? texts.filter((one) => wanted.every((word) => one.low.includes(word))) : [];
+    document.getElementById("hits").textContent = wanted.length ? `${hits.length} found${hits.length > MOST ? `, the first ${MOST}` : ""}` : "";
+    document.getElementById("found").replaceChildren(...hits.slice(0, MOST).map((one) => hit(one, wanted)));
+  };
+  if (box) {
+    box.hidden = false;
+    field.addEventListener("input", () => set({find: field.value}));
+  }
+  const reveal = () => {
+    const target = location.hash.length > 1 && !location.hash.includes("=") && document.getElementById(location.hash.slice(1));
+    if (!target) return;
+    for (let one = target; one; one = one.parentElement) if (one.tagName === "DETAILS") one.open = true;
+    target.scrollIntoView({block: target.tagName === "TR" || target.tagName === "LI" ? "center" : "start"});
+  };
   const show = () => {
     const all = state();
+    search(all.get("find") ?? "");
     for (const it of tables) {
       const at = (name) => all.get(`${it.table.id}.${name}`) ?? "";
       render(it, at("sort"), at("dir"), at("q"), at("all") === "yes");
     }
   };
-  addEventListener("hashchange", show);
+  addEventListener("hashchange", () => { show(); reveal(); });
   show();
+  reveal();
 })();

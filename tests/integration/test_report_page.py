@@ -121,10 +121,10 @@ def test_headers_are_buttons_and_keep_the_view_in_the_address(tmp_path: Path, in
         const button = head.querySelector("button");
         button.focus();
         found.focus = d.activeElement === button;
-        const values = () => rows("runs").map((row) => parseFloat(row.cells[3].textContent)).filter((v) => !isNaN(v));
+        const values = () => rows("runs").map((row) => parseFloat(row.cells[2].textContent)).filter((v) => !isNaN(v));
         button.click(); found.first = head.getAttribute("aria-sort"); found.down = values(); found.hash = w.location.hash;
         button.click(); found.second = head.getAttribute("aria-sort"); found.up = values();
-        const box = d.querySelector("#all-runs input");
+        const box = d.querySelector("#all-runs .tool input");
         box.value = "MINI gsm8k"; box.dispatchEvent(new w.Event("input"));
         found.filtered = rows("runs").length; found.hash2 = w.location.hash;
         go("#nothing"); found.all = rows("runs").length; found.box = box.value;
@@ -140,9 +140,21 @@ def test_headers_are_buttons_and_keep_the_view_in_the_address(tmp_path: Path, in
     assert found["captions"] == found["tables"] > 5 and found["scopes"]
 
 
-@pytest.mark.parametrize("width", [390, 1200])
-def test_no_sideways_scrolling(tmp_path: Path, index: Path, width: int) -> None:
+@pytest.mark.parametrize("width", [360, 1100, 1600])
+def test_no_sideways_scrolling_and_no_broken_word(tmp_path: Path, index: Path, width: int) -> None:
     script = """
+        d.querySelectorAll("details").forEach((it) => { it.open = true; });
+        found.broken = [...d.querySelectorAll("td, th, caption")].flatMap((cell) => {
+          const walk = d.createTreeWalker(cell, 4), words = [];
+          for (let node = walk.nextNode(); node; node = walk.nextNode()) {
+            for (const word of node.data.matchAll(/[A-Za-z0-9.]{2,}/g)) {
+              const range = d.createRange();
+              range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
+              if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) words.push(word[0]);
+            }
+          }
+          return words;
+        });
         const root = d.documentElement;
         found.over = root.scrollWidth - root.clientWidth;
         found.tall = root.scrollHeight;
@@ -150,9 +162,31 @@ def test_no_sideways_scrolling(tmp_path: Path, index: Path, width: int) -> None:
           (e) => e.getBoundingClientRect().right > root.clientWidth + 1 && !e.closest(".wide")).length;
         found.small = Math.min(...[...d.querySelectorAll("td, p, small, caption")].map((e) => parseFloat(w.getComputedStyle(e).fontSize)));
     """
-    found = ask(tmp_path, index, script, width, "--window-size=1400,1000")
+    found = ask(tmp_path, index, script, width, "--window-size=1800,1000")
+    assert found["broken"] == []
     assert found["over"] <= 0 and found["cut"] == 0 and found["tall"] > 2000
     assert found["small"] >= 10
+
+
+def test_search_reads_runs_agents_failures_and_notes(tmp_path: Path, index: Path, merged: MergedReport) -> None:
+    """Full text, also of what is folded or stands in no column; a hit leads to the run's page or to its place, unfolded."""
+    run = next(run for run in merged.runs if run.notes)
+    failure = next(str(run.story.failure.kind) for run in merged.runs if run.story.failure is not None)
+    script = f"""
+        const ask = (words) => {{ go(`#find=${{encodeURIComponent(words)}}`); return [...d.querySelectorAll("#found li")]; }};
+        found.id = ask({run.run_id!r}).map((it) => it.querySelector("a").getAttribute("href"));
+        found.kinds = [{failure!r}, "codex driver-c", "grpo"].map((words) => [...new Set(ask(words).map((it) => it.querySelector("small").textContent.split(":")[0]))]);
+        const notes = ask({run.run_id!r}).find((it) => it.textContent.includes("note:"));
+        found.note = Boolean(notes);
+        w.location.hash = notes ? notes.querySelector("a").getAttribute("href") : "";
+        w.dispatchEvent(new w.HashChangeEvent("hashchange"));
+        found.open = d.querySelector("#notes").open;
+        found.none = ask("nothing-of-the-kind").length; found.told = d.querySelector("#hits").textContent;
+    """
+    found = ask(tmp_path, index, script)
+    assert any(run.run_id in link for link in found["id"]) and found["note"] and found["open"], found
+    assert "run" in found["kinds"][0] and "what an agent did" in found["kinds"][0] and "agent" in found["kinds"][1]
+    assert found["none"] == 0 and found["told"] == "0 found"
 
 
 def test_light_and_dark(tmp_path: Path, index: Path) -> None:
@@ -255,7 +289,7 @@ def test_thousands_of_rows_sort_quickly(tmp_path: Path, merged: MergedReport) ->
         found.filter = time(() => go("#runs.q=codex+alfworld"));
         found.rows = rows("runs").length;
         found.first = (go("#runs.sort=p"), rows("runs").length);
-        found.told = d.querySelector("#all-runs output").textContent;
+        found.told = d.querySelector("#all-runs .tool output").textContent;
         [...d.querySelectorAll("#all-runs .tool button")].find((b) => b.textContent.startsWith("show all")).click();
         found.all = rows("runs").length;
     """

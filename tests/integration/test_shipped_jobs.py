@@ -109,9 +109,10 @@ def cells_of_the_paper() -> set[tuple[str, ...]]:
     paper = read_paper()
     tables = [table for table in paper.tables if table.name.startswith("Table 2")]
     cells = {
-        (named("Codex" if row.agent == "Codex CLI" else row.agent), named(row.driver or ""), table.base_model)
+        (named("Codex" if row.agent == "Codex CLI" else row.agent), named(row.driver or ""), row.base_model)
         for table in tables
         for row in table.rows
+        if row.driver is not None
     }
     assert len(tables) == 2 and len(cells) == 9
     return {(task, *cell) for task in paper.tasks for cell in cells}

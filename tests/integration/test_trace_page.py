@@ -30,7 +30,7 @@ def report_of(folder: Path, log: bytes, *, one_file: bool = False) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
         run = run_with(Tree(folder / "runs" / "exp"), log)
-        return pages.write_run(digest(run.dir), run.dir, folder, one_file=one_file) / "trace.html"
+        return pages.write_run(digest(run.dir), run.dir, folder, pages.Writing(one_file=one_file)) / "trace.html"
 
 
 @pytest.fixture(scope="module")

@@ -29,18 +29,6 @@ def test_the_best_of_k_is_chosen_on_feedback(n: int) -> None:
         assert (best.k, best.mean) == (k, pytest.approx(fmean(brute)))
 
 
-def test_the_best_of_k_by_luck_gains_nothing() -> None:
-    """Ten runs without any true gain, on 82 items of which a tenth changes: the best on report would show 4 points."""
-    rng = np.random.default_rng(7)
-    found, lucky = [], []
-    for _ in range(300):
-        feedback, report = (rng.multinomial(82, [0.05, 0.05, 0.9], 10) @ [1, -1, 0] / 0.82 for _ in range(2))
-        found.append(st.best_of_curve(feedback.tolist(), report.tolist())[4])
-        lucky.append(st.best_of_curve(report.tolist(), report.tolist())[4].mean)
-    assert abs(fmean(one.mean for one in found)) < 0.4 and 3.6 < fmean(lucky) < 4.6
-    assert fmean(one.low > 0 or one.high < 0 for one in found if one.low is not None and one.high is not None) < 0.07
-
-
 def test_best_of_intervals_come_from_five_runs_on() -> None:
     assert all(best.low is None for best in st.best_of_curve(FEEDBACK[:4], VALUES[:4]))
     curve = st.best_of_curve(FEEDBACK, VALUES)
@@ -96,10 +84,8 @@ def test_cells_are_tested_against_zero() -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
     for values in ([5.0, 6.0, 9.0], [-1.0, 3.0, 0.0, 2.0], [4.0, 4.5, 3.0, 5.0, 4.0]):
         found = st.against_zero(values)
-        assert found.p_value == pytest.approx(scipy_stats.ttest_1samp(values, 0).pvalue)
-        assert found.p_sign_flip_least == 2 / 2 ** len(values)
-    assert st.against_zero([5.0, 6.0, 9.0]).p_sign_flip == 0.25
-    assert all(st.against_zero(values) == (None, None, None) for values in ([], [7.0], [1.0, 2.0]))
+        assert found == pytest.approx(scipy_stats.ttest_1samp(values, 0).pvalue)
+    assert [st.against_zero(values) for values in ([], [7.0], [1.0, 2.0])] == [None] * 3
 
 
 def test_a_tiny_p_is_not_0() -> None:
@@ -114,38 +100,25 @@ def test_a_tiny_p_is_not_0() -> None:
 
 
 def test_runs_that_are_all_equal_are_no_certainty() -> None:
-    same, zero = st.against_zero([2.0, 2.0, 2.0]), st.against_zero([0.0, 0.0, 0.0])
-    assert same.p_value == 0.25 == same.p_sign_flip_least and zero.p_value == 1.0
-    assert st.bootstrap_mean([2.0] * 6) is None
+    assert (st.against_zero([2.0, 2.0, 2.0]), st.against_zero([0.0, 0.0, 0.0])) == (0.25, 1.0)
 
 
 A = {"x": [1.0, 2.0, 3.0], "y": [4.0, 5.0, 6.5], "z": [1.0]}
 B = {"x": [0.0, 1.0, 2.0], "y": [4.0, 1.0, 2.0], "w": [1.0, 2.0]}
 
 
-def studentised(pooled: list[float], n_a: int) -> list[tuple[float, float]]:
-    """Difference of the two means and its squared error for every way to choose the runs of a."""
-    found = []
-    for chosen in itertools.combinations(range(len(pooled)), n_a):
+def test_the_permutation_test_by_enumeration() -> None:
+    pooled, found = [*A["y"], *B["y"]], []
+    for chosen in itertools.combinations(range(6), 3):
         a, b = [pooled[i] for i in chosen], [v for i, v in enumerate(pooled) if i not in chosen]
-        found.append((fmean(a) - fmean(b), variance(a) / len(a) + variance(b) / len(b)))
-    return found
+        found.append((fmean(a) - fmean(b)) ** 2 / (variance(a) / 3 + variance(b) / 3))
+    assert st.regrouping_p(A["y"], B["y"]) == pytest.approx(fmean(way >= found[0] * (1 - 1e-9) for way in found))
 
 
-def square(*parts: tuple[float, float]) -> float:
-    total, error = sum(d for d, _ in parts), sum(v for _, v in parts)
-    return 0.0 if abs(total) < 1e-12 else total * total / max(error, 1e-9)
-
-
-def test_over_tasks_by_enumeration() -> None:
+def test_over_tasks_by_hand() -> None:
     found = st.over_tasks(A, B)
     assert found is not None and found.tasks == ("x", "y") and found.left_out == ("w", "z")
     assert found.difference == pytest.approx((1 + (15.5 - 7) / 3) / 2)
-    of_x, of_y = (studentised([*A[task], *B[task]], 3) for task in ("x", "y"))
-    ways = [square(one, other) for one, other in itertools.product(of_x, of_y)]
-    strata = [st.Stratum(A[task], B[task]) for task in ("x", "y")]
-    assert st.regrouping_p(strata) == pytest.approx(fmean(way >= ways[0] * (1 - 1e-9) for way in ways)), "as seen"
-    assert found.p_permutation is None, "three runs a side"
     parts = [variance(side[task]) / 3 for task in ("x", "y") for side in (A, B)]
     degrees = sum(parts) ** 2 / sum(v * v / 2 for v in parts)
     assert found.p_value == pytest.approx(t_outside(2 * found.difference / math.sqrt(sum(parts)), degrees))
@@ -164,18 +137,12 @@ def test_satterthwaites_degrees_follow_the_tasks_weights() -> None:
     weights = {"x one": 1 / 4, "x two": 1 / 4, "y": 1 / 2}
     parts = [(weights[p] ** 2 * np.var(side[p], ddof=1) / len(side[p]), len(side[p]) - 1) for p in a for side in (a, b)]
     variance = sum(v for v, _ in parts)
-    degrees = math.floor(variance**2 / sum(v * v / df for v, df in parts))
+    degrees = variance**2 / sum(v * v / df for v, df in parts)
     half = scipy_stats.t.ppf(0.975, degrees) * math.sqrt(variance)
-    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.015)
+    assert (found.high - found.low) / 2 == pytest.approx(half)
 
 
 def test_too_few_runs_have_no_interval_over_tasks() -> None:
     assert st.over_tasks({"x": [1.0]}, {"x": [1.0, 2.0]}) is None and st.over_tasks({}, {}) is None
     found = st.over_tasks({"x": [1.0, 2.0]}, {"x": [3.0, 4.0]})
-    assert found is not None and found.low is None and found.probability_low is None and found.p_value is None
-
-
-def test_a_clean_sweep_is_not_certain() -> None:
-    found = st.over_tasks({"x": [5.0, 6.0, 7.0], "y": [5.0, 6.0, 7.0]}, {"x": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 3.0]})
-    assert found is not None and found.probability_of_improvement == 1.0 == found.probability_high
-    assert found.probability_low is not None and found.probability_low == pytest.approx(6 / (6 + 1.959964**2), abs=1e-6)
+    assert found is not None and found.low is None and found.p_value is None

@@ -291,16 +291,6 @@ def _flip(rng: random.Random, path: Path, data: bytes) -> bytes:
     return data[:place] + bytes([data[place] ^ (1 << rng.randrange(8))]) + data[place + 1 :]
 
 
-def _twice(rng: random.Random, path: Path, data: bytes) -> bytes:
-    place = rng.randrange(len(data))
-    return data[:place] + data[rng.randrange(place + 1) :]
-
-
-def _noise(rng: random.Random, path: Path, data: bytes) -> bytes:
-    place = rng.randrange(len(data))
-    return data[:place] + rng.randbytes(rng.randrange(1, 40)) + data[place:]
-
-
 def _other(rng: random.Random, path: Path, data: bytes) -> bytes:
     """The bytes of another file of the folder: entries swapped, items of another submission."""
     others = sorted(other for other in path.parent.iterdir() if other.is_file() and other != path)
@@ -308,14 +298,14 @@ def _other(rng: random.Random, path: Path, data: bytes) -> bytes:
 
 
 DAMAGE: tuple[Callable[[random.Random, Path, bytes], bytes | None], ...] = (
-    *(_flip, _twice, _noise, _other),
+    *(_flip, _other),
     lambda rng, path, data: data[: rng.randrange(len(data))],
     lambda rng, path, data: None,
 )
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["all is read", "digests are kept"])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_damage(pristine: tuple[Path, dict[str, RunSummary]], tmp_path: Path, seed: int, kept: bool) -> None:
     source, good = pristine
     path = tmp_path / "runs" / "exp"

@@ -12,7 +12,7 @@ import pytest
 import treemaker
 from treemaker import Tree
 
-from autorl_hpc.report import report, run_chart
+from autorl_hpc.report import charts, report
 from autorl_hpc.report.format import figure
 from autorl_hpc.report.summary import COLUMNS, Figures
 from autorl_hpc.states import Split
@@ -85,7 +85,7 @@ def test_the_ring_of_a_checkpoint_at_the_beginning_covers_no_label(tmp_path: Pat
     run.submit(0.0, [0.0] * tree.n_feedback)
     run.seal().close([0.0] * tree.n_report)
     (merged,) = report.build([tree.path]).runs
-    drawing = run_chart.trajectory(merged)
+    drawing = charts.trajectory(merged)
     rings = re.findall(r'class="ring" cx="([\d.]+)" cy="[\d.]+" r="([\d.]+)"', drawing)
     ends = [float(x) for x in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end">[\d.]+</text>', drawing)]
     assert rings and ends

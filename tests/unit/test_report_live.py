@@ -192,6 +192,6 @@ def test_kept_base_has_no_report_score_anywhere(tmp_path: Path) -> None:
     (row,) = [line for line in shown(status.collect([tree.path])) if " finished " in line and "runs" not in line]
     assert row.split()[-1] == UNKNOWN
     page = done.index.with_name("summary.md").read_text()
-    (row,) = [line for line in page.splitlines() if line.startswith("| sft | none | free | 0 |")]
-    assert row.split(" | ")[6] == UNKNOWN
+    (row,) = [line for line in page.splitlines() if line.startswith("| sft | arithmetic | none | free | 0 |")]
+    assert row.split(" | ")[8] == UNKNOWN
     assert "0 by rule and counted (no submission)\n" in page

@@ -120,11 +120,12 @@ def test_whatever_changes_is_read_again(tree: Tree) -> None:
         ("sealed copy", lambda: tree.runs[1].dir.sealed_ledger.write_bytes(b"{}\n"), 1),
         ("an entry gone", (tree.runs[2].dir.ledger / "000003.json").unlink, 1),
     ]
-    again(tree)
+    damaged = len(again(tree).folders) - 4
     for name, change, count in changes:
         change()
         done = again(tree)
-        assert done.merged is not None and done.read == count, name
+        assert done.merged is not None and count <= done.read <= count + damaged, name
+        damaged = done.merged.excluded.get("damaged", 0)  # these are read each time
         kept = files(tree.path)
         again(tree, fresh=True)
         assert files(tree.path) == kept, name
@@ -163,7 +164,7 @@ def test_a_damaged_run_that_is_repaired_in_place_counts_again(tree: Tree) -> Non
     path.write_bytes(good[:-9])
     done = again(tree)
     assert done.merged is not None and done.merged.excluded == {"unfinished": 1, "damaged": 1}
-    assert again(tree).merged is None
+    assert again(tree).read == 1
     path.write_bytes(good)
     done = again(tree)
     assert done.read == 1 and done.merged is not None and done.merged.excluded == {"unfinished": 1}

@@ -11,7 +11,7 @@ from autorl_hpc.scoring.stats import tango
 
 
 def p_of(a: list[float], b: list[float]) -> float:
-    return st.regrouping_p([st.Stratum(a, b)])
+    return st.regrouping_p(a, b)
 
 
 def test_permutation_exact() -> None:

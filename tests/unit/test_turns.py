@@ -184,7 +184,7 @@ def test_hostile_traces(tmp_path: Path, tree: Tree, name: str) -> None:  # noqa:
         tree, b"\xff\xfe\x00" + lines(HOSTILE[name]) + b'{"type":"assistant","session_id":' + b"[" * 100_000 + b"\n"
     )
     found = digest(run.dir)
-    folder = pages.write_run(found, run.dir, run.dir.path, one_file=name == "html")
+    folder = pages.write_run(found, run.dir, run.dir.path, pages.Writing(one_file=name == "html"))
     texts = [part.text for turn in turns_of(found, run.dir) for part in turn.parts]
     assert all(len(text) < HEAD_CHARS + TAIL_CHARS + 100 for text in texts)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", "".join(texts))
