@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from weights import Tensors, read_safetensors, write_safetensors
 
 from autorl_hpc.errors import Refused
@@ -23,6 +24,7 @@ from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.run import RunRecord, Science
 from autorl_hpc.states import Protocol
+from autorl_hpc.supervise import model_config
 from autorl_hpc.supervise.attempt_ledger import LedgerWriter
 from autorl_hpc.supervise.budget import BudgetClock
 from autorl_hpc.supervise.copy import Copied, copy_checkpoint
@@ -258,3 +260,9 @@ class Desk:
 
     def queued(self) -> list[str]:
         return sorted(os.listdir(self.experiment.queue))
+
+
+@pytest.fixture
+def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asks transformers about a config in this process: a new one for each takes seconds."""
+    monkeypatch.setattr(model_config, "ask_transformers", model_config.answer)

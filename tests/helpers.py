@@ -204,7 +204,7 @@ class Cluster:
         value["name"] = "mini"
         value["recipes"][0]["sampling"] = {"temperature": temperature, "max_new_tokens": max_new_tokens}
         if any_number:
-            value["recipes"][0] |= {"scorer": "gsm8k", "scorer_version": "3"}
+            value["recipes"][0] |= {"scorer": "gsm8k", "scorer_version": "4"}
         train = self.root.task_store("arithmetic")
         for name in value["train_files"]:
             (data / name).parent.mkdir(parents=True, exist_ok=True)

@@ -40,8 +40,11 @@ _FIRST_SIGN = re.compile(
 )
 """At the beginning of a line a hyphen with a space behind it is a list's bullet."""
 _SIGN_OF_UNIT = re.compile(rf"(?<![\w)\]}}%.-])-(?![\d \xa0])({_UNIT_BEFORE})(?={_NUMBER})")
+_AMOUNT_BEFORE = (
+    r"\b(?:costs?|pays?|paid|earn(?:s|ed)?|has|had|have|sold|spends?|spent|saves?|saved|total of|sum of)[ \xa0$*]+"
+)
 _GROUPED_BY_SPACES = re.compile(
-    rf"(?P<before>{_BEFORE_VALUE}-?|^[ \xa0*]*-?|[$\u20ac\xa3] ?|\b)(?<!\d )(?<![\d.,'\xa0/])"
+    rf"(?P<before>(?:{_BEFORE_VALUE}|{_AMOUNT_BEFORE})-?|^[ \xa0*]*-?|[$\u20ac\xa3] ?|\b)(?<!\d )(?<![\d.,'\xa0/])"
     r"(?P<number>\d{1,3}(?: \d{3})+)(?![\d/])(?! \d)",
     re.IGNORECASE | re.MULTILINE,
 )

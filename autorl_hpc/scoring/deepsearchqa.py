@@ -291,7 +291,7 @@ def _from_parts(text: str) -> ParsedVerdict:
 
 
 VERSION = "2"
-EXACT_VERSION = "4"
+EXACT_VERSION = "5"
 OFFICIAL = "official"
 """Value of the option `judge_rule`: one request, read by the official rule; an unreadable reply counts as nothing found."""
 ROUNDS: Final = 3  # Requests to a judge until its reply is readable; after three failures more won't help

@@ -26,7 +26,7 @@ def without_closed_thinking(text: str) -> str:
     return "".join(kept) + text[start:]
 
 
-VERSION: Final = "3"  # Version of the scorer `gsm8k`; any change that can change a verdict needs a new version
+VERSION: Final = "4"  # Version of the scorer `gsm8k`; any change that can change a verdict needs a new version
 MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer; a recipe of 8,192 tokens stays below a tenth of it
 MAX_NUMBER_CHARS: Final = 64
 """Longer numbers are unreadable. Gold answers have less than a quarter of these digits, and int() of long ones is slow."""
@@ -49,6 +49,7 @@ _CALCULATION = re.compile(r"<<[^<>]{0,200}>>")  # GSM8K's calculator notes: $<<9
 _JOINED = re.compile(r"(?<=\d)[_~](?=\d{3}(?!\d))")  # `1_000`, and LaTeX's `1~000`
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s?(?:\{\s?(\d{1,20})\s?\}\s?\{\s?(\d{1,20})\s?\}|(\d)(\d))")
 _LATEX: Final = (
+    (re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s?\{([^{}]{0,40})\}"), r" \1 "),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\!"), ""),
     (re.compile(r"\\[,;: ]"), "\xa0"),
@@ -63,10 +64,13 @@ _NEXT_TURN = re.compile(
     r"<\|[\w ]{1,30}\|>|<(?:start|end) of turn>|\[/?INST\]|</?(?:s|eos|user|human|assistant|system)>", re.IGNORECASE
 )
 _NEXT_QUESTION = re.compile(
-    r"Question:|^[ \t#*>]*(?i:(?:(?:next|new|another|follow-?up)[ \t])?"
-    r"(?:Q|Question|Problem|Exercise|Prompt|Instruction|Human|User|Assistant|System)[ \t]?\d{0,3}[ \t]?\**:"
-    r"|(?:human|user|assistant)[ \t]*$)|^[ \t]*[#*]{1,6}[ \t]*(?i:Question|Problem|Exercise)[ \t]?\d{0,3}[ \t]*\**[ \t]*$"
-    r"|(?<=[.!?)] )(?:Human|User):",
+    r"Question:|^[ \t#*>\"'\u201c(\[-]*(?i:(?:\d{1,2}[.)][ \t])?(?:(?:next|new|another|follow-?up|math|word)[ \t])?"
+    r"(?:Qn?|Question|Query|Problem|Exercise|Prompt|Instruction|Human|User|Assistant|System)"
+    r"[ \t]?[.#]?[ \t]?(?:\d{1,3}[ \t]?(?:of[ \t]\d{1,3})?[.)]?)?[\])*]*:(?![ \t*$]{0,20}\d[^?\n]{0,200}$)"  # `Q2: 400 sold` is a number
+    r"|(?:Q|Question|Problem|Exercise)[ \t]?#?\d{1,3}[.)][ \t]*(?=[^\W\d])"
+    r"|[\[<]?(?:human|user|assistant)[\]>]?[ \t]*$|(?:human|user)>)"
+    r"|^[ \t]*[#*]{1,6}[ \t]*(?i:Q|Question|Problem|Exercise)[ \t]?#?\d{0,3}[ \t]*\**[ \t]*$|^(?i:Question)(?:[ \t]\d{1,3})?[ \t]*$"
+    r"|(?<=[\d.!?)] )(?:Q\d{0,2}|Human|User):(?![ \t*$]{0,20}\d[^?\n]{0,200}$)",
     re.MULTILINE,
 )
 _ANSWERED = re.compile(
@@ -118,7 +122,7 @@ class _Found(NamedTuple):
 
 
 def read_answer(text: str) -> Fraction | None:
-    """Return the number that a solution gives as its answer, or None (scorer `gsm8k`, version 3).
+    """Return the number that a solution gives as its answer, or None (scorer `gsm8k`, version 4).
 
     Thinking is removed, and what stands behind an unclosed `<think>`. Characters become plain (`plain_characters`), LaTeX numbers too.
     The rest is cut where the model adds another turn or question (`<|user|>`, `Question:`, or `Q:`, `Problem:`, `User:` and the
@@ -213,14 +217,14 @@ def _cut_run_on(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    text = plain_characters(_JOINED.sub("\xa0", _CALCULATION.sub("", text))).translate(_CHARS)
+    text = _CALCULATION.sub("", text)
+    for pattern, plain in _LATEX:
+        text = pattern.sub(plain, text)
+    text = plain_characters(_JOINED.sub("\xa0", text)).translate(_CHARS)
     text = _FRACTION.sub(
         lambda char: _FRACTION_MARK + unicodedata.normalize("NFKC", char[0]).replace("\u2044", "/"), text
     )
-    text = _LATEX_FRACTION.sub(_slash, text)
-    for pattern, plain in _LATEX:
-        text = pattern.sub(plain, text)
-    return text
+    return _LATEX_FRACTION.sub(_slash, text)
 
 
 def _slash(fraction: re.Match[str]) -> str:
@@ -404,7 +408,7 @@ def _read_last_number(text: str) -> Fraction | None:
 # Source: openai/grade-school-math, grade_school_math/dataset.py, `ANS_RE = #### (\\-?[0-9\\.\\,]+)` and `extract_answer`, which
 # takes the first match, drops commas and compares strings. Here values are compared, so that `16.0` is 16.
 
-MARKED_VERSION: Final = "3"
+MARKED_VERSION: Final = "4"
 _MARKED = re.compile(r"####[ \t]*(-?[0-9.,\xa0]+)")
 
 

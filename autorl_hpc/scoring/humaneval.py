@@ -30,7 +30,7 @@ _LANGUAGE = re.compile(r"[ \t]*(?:python|python3|py|py3|pycon|ipython)(?=[\s{:,]
 _BRACES = re.compile(r"\{[^}]*\}\s*(?:$|[\w{])")
 _ATTRIBUTE = re.compile(r"[\[({]|[\w.:-]+=\S")
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
-_TOP_RETURN = re.compile(r"^return\b", re.MULTILINE)
+_TOP_RETURN = re.compile(r"^return\b[^\S\n]*[^\s#]", re.MULTILINE)
 _STARTS_MODULE = re.compile(r"(?:from\s+[\w.]+\s+import\s|import\s+\w[\w., ]*$|(?:async\s+)?def\s+\w|class\s+\w|@\w)")
 _CODE = re.compile(
     r"""
@@ -77,6 +77,7 @@ def _whole_statements(code: str, head: str) -> str:
     wrong: int | None = None
     for _ in range(MAX_CUTS):
         wrong = _wrong_line(head + "\n".join(lines)) if lines else None
+        wrong = wrong or (_idle_end(lines) if not head else None)
         if wrong is None:
             break
         lines = lines[: max(0, min(len(lines), wrong - head.count("\n")) - 1)]
@@ -86,7 +87,7 @@ def _whole_statements(code: str, head: str) -> str:
 def _wrong_line(code: str) -> int | None:
     """Return the number of the line, from 1, at which the code can't be parsed; None if it can."""
     try:
-        ast.parse(code)
+        compile(code, "<answer>", "exec", dont_inherit=True)
     except SyntaxError as error:
         return max(1, error.lineno or 1)
     except (ValueError, RecursionError, MemoryError):
@@ -94,9 +95,21 @@ def _wrong_line(code: str) -> int | None:
     return None
 
 
+def _idle_end(lines: Sequence[str]) -> int | None:
+    """Return the line of the last statement if it is a cut-off word or an import that nothing uses: it can only fail."""
+    tree = ast.parse("\n".join(lines))
+    last = tree.body[-1] if tree.body else None
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    imported = last.names if isinstance(last, ast.Import | ast.ImportFrom) else []
+    idle = isinstance(last, ast.Expr) and isinstance(last.value, ast.Name | ast.Attribute)
+    idle |= isinstance(last, ast.Assert) and isinstance(last.test, ast.Name)
+    idle |= bool(imported) and used.isdisjoint((name.asname or name.name).split(".")[0] for name in imported)
+    return last.lineno if last is not None and idle else None
+
+
 def _is_stub(block: str, name: str) -> bool:
-    """Return whether a block does nothing, or defines the function without doing anything in it: a head, a docstring, comments,
-    `pass`, `...`, a refusal."""
+    """Return whether a block does nothing, or defines the function without reading its arguments: a head, a docstring, comments,
+    `pass`, `...`, a refusal, a constant."""
     code = textwrap.dedent(block)
     if len(code) > MAX_PARSED_CHARS:
         return False
@@ -105,20 +118,13 @@ def _is_stub(block: str, name: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         head = re.search(rf"def\s+{re.escape(name)}\b.*", code, re.DOTALL)
         return head is not None and _wrong_line(code.rstrip() + "\n    pass\n") is None
-    return _does_nothing([node for node in body if getattr(node, "name", "") == name] or body)
-
-
-def _does_nothing(body: Sequence[ast.stmt]) -> bool:
-    def idle(node: ast.stmt) -> bool:
-        if isinstance(node, ast.Raise):
-            return "NotImplemented" in ast.dump(node)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            return _does_nothing(node.body)
-        nothing = isinstance(node, (ast.Expr, ast.Return)) and isinstance(node.value, (ast.Constant, type(None)))
-        returns = isinstance(node, ast.Return) and getattr(node.value, "value", None) is not None
-        return isinstance(node, (ast.Pass, ast.Import, ast.ImportFrom)) or (nothing and not returns)
-
-    return all(map(idle, body))
+    functions = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    own = [function for function in functions if function.name == name]
+    nodes = [node for statement in own or body for node in ast.walk(statement)]
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    if own:
+        return read.isdisjoint(node.arg for node in nodes if isinstance(node, ast.arg))
+    return not functions and all("NotImplemented" in word for word in read)
 
 
 def _defines(code: str, name: str) -> bool:
@@ -218,7 +224,7 @@ def _depth(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
 
 
-VERSION: Final = "4"  # Version of the scorer `humaneval`
+VERSION: Final = "5"  # Version of the scorer `humaneval`
 OPENCOMPASS_VERSION: Final = "a5acc4bb-2"
 """Version of the scorer `humaneval-opencompass`: the commit whose extraction it reproduces, and how programs are run."""
 OPENCOMPASS_LIMITS: Final = ProgramLimits(cpu_s=3)

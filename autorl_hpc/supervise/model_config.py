@@ -22,7 +22,7 @@ IGNORED = frozenset([
     "use_cache", "attention_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "resid_pdrop",
     "embd_pdrop", "attn_pdrop", "output_attentions", "output_hidden_states", "return_dict", "max_length",
     "task_specific_params", "pretraining_tp", "is_llama_config", "id2label", "label2id", "num_labels",
-    "problem_type", "type",
+    "problem_type", "type", "is_decoder", "is_encoder_decoder",
 ])  # fmt: skip
 """Fields that don't change what the base architecture computes from given weights."""
 # Fields that make another model even if only one of the two configs has them.
@@ -36,27 +36,20 @@ def compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
     mine, theirs = told(config), told(base)
     if mine == theirs:
         return
-    found = next(
-        ((f, mine[f], theirs[f]) for f in sorted(mine.keys() & theirs.keys()) if _clear(f, mine[f], theirs[f])), None
-    )
-    if found is None:
-        mine, theirs = _meaning(json.dumps([mine, theirs], sort_keys=True)) or (mine, theirs)
-        found = first_difference(mine, theirs)
-    if found is not None:
+    meaning = _meaning(mine, theirs) or (_without_nulls(mine), _without_nulls(theirs))
+    if found := first_difference(*meaning):
         field, a, b = found
         what = f"config.json: field {field} is {_short(a)}, the base model's is {_short(b)}"
         raise Refused("config_differs", what, "keep the base model's config; only weights may change")
 
 
-def _clear(field: str, a: Any, b: Any) -> bool:
-    """Return whether two values differ whatever transformers makes of them."""
-    plain = isinstance(a, int | float | str) and isinstance(b, int | float | str)
-    return plain and a != b and field not in {*ALSO_ALONE, "rope_theta"}
+def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if value is not None}
 
 
 def told(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that count, without empty values, also of nested parts."""
-    kept = {name: value for name, value in config.items() if name not in IGNORED and value is not None}
+    """Return the fields that count, also of nested parts. A null counts: it may stand in place of a default."""
+    kept = {name: value for name, value in config.items() if name not in IGNORED}
     if isinstance(layers := kept.get("layer_types"), list) and all(layer == "full_attention" for layer in layers):
         del kept["layer_types"]
     return {name: told(value) if isinstance(value, dict) else value for name, value in kept.items()}
@@ -80,25 +73,35 @@ def _short(value: Any) -> str:
     return "absent" if value is None else repr(value)[:100]
 
 
-@functools.lru_cache(maxsize=8)
-def _meaning(both: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _meaning(mine: dict[str, Any], theirs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Return what transformers makes of two configs; None where it isn't installed, or doesn't know the base model's. Raises Refused: it
     takes that one and not the other; OSError: it gave no answer in time."""
+    ours, base = json.loads(ask_transformers(json.dumps([mine, theirs], sort_keys=True)))
+    if not isinstance(base, dict):
+        return None
+    if not isinstance(ours, dict):
+        what = f"config.json: transformers can't read it: {ours}"[:500]
+        raise Refused("config_differs", what, "keep the base model's config; only weights may change")
+    return told(ours), told(base)
+
+
+@functools.lru_cache(maxsize=8)
+def ask_transformers(configs: str) -> bytes:
+    """Return what `answer` says, from a process of its own. Raises OSError: it gave no answer in time."""
     child = start_own("autorl_hpc.supervise.model_config", stderr=subprocess.DEVNULL)
     try:
-        said, _ = child.communicate(both.encode(), timeout=WALL_S)
+        said, _ = child.communicate(configs.encode(), timeout=WALL_S)
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"transformers did not read a config within {WALL_S} s") from None
     finally:
         child.kill()
         child.wait()
-    mine, theirs = json.loads(said or b'["it ran out of time or memory", {}]')
-    if not isinstance(theirs, dict):
-        return None
-    if not isinstance(mine, dict):
-        what = f"config.json: transformers can't read it: {mine}"[:500]
-        raise Refused("config_differs", what, "keep the base model's config; only weights may change")
-    return told(mine), told(theirs)
+    return said or b'["it ran out of time or memory", {}]'
+
+
+def answer(configs: str) -> str:
+    """Return what `read` makes of each config in a JSON list, as one."""
+    return json.dumps([read(config) for config in json.loads(configs)])
 
 
 def read(config: Mapping[str, Any]) -> dict[str, Any] | str:
@@ -115,10 +118,10 @@ def read(config: Mapping[str, Any]) -> dict[str, Any] | str:
 
 
 def main() -> None:
-    """Read configs from standard input and write what `read` says of each."""
+    """Answer the configs on standard input."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-    json.dump([read(config) for config in json.load(sys.stdin)], sys.stdout)
+    sys.stdout.write(answer(sys.stdin.read()))
 
 
 if __name__ == "__main__":

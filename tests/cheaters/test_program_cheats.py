@@ -66,7 +66,7 @@ def test_no_attack_passes_and_honest_answers_do(mini: list[Item], tmp_path: Path
     secret, target = tmp_path / "items.jsonl", tmp_path / "verdict.json"
     secret.write_text("".join(f"{item.data['test']}\n" for item in mini))
     secret.chmod(0o600)
-    made = scorer("humaneval", "4")
+    made = scorer("humaneval", "5")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         words = {"ITEMS": secret, "TARGET": target, "PORT": server.getsockname()[1], "GRADER": os.getpid()}

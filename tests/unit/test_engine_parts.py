@@ -171,6 +171,18 @@ def test_plain_prompts_begin_as_the_tokenizer_begins_a_text(tmp_path: Path) -> N
 CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 
 
+HARMONY = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}"
+    "{% if 'thinking' in m and loop.last %}<|start|>assistant<|channel|>analysis<|message|>{{ m['thinking'] }}<|end|>{% endif %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ m['content'] }}{{ '<|return|>' if loop.last else '<|end|>' }}"
+    "{% else %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+OTHER_CHANNELS = HARMONY.replace("'thinking'", "'reasoning_content'").replace(
+    "<|channel|>final<|message|>", "<|channel|>"
+)
+
+
 ENDINGS = {
     "chatml": (CHATML, {"<|im_end|>"}),
     "last turn open": (
@@ -222,6 +234,38 @@ def test_a_turn_ends_at_every_token_by_which_the_template_ends_one(tmp_path: Pat
     assert {mark for mark in marks if ids[mark] in words.ends} == wanted
     for mark in wanted:
         assert "5" not in words.answer([*words.encode("#### 4"), ids[mark], *words.encode("no #### 5")], FEW).text
+
+
+CHANNELS = [
+    (
+        HARMONY,
+        "<|channel|>analysis<|message|>Is it #### 4?<|end|><|start|>assistant<|channel|>final<|message|>#### 5<|return|>#### 6",
+        "#### 5",
+    ),
+    (HARMONY, "<|channel|>final<|message|>#### 5<|return|><|start|>user<|message|>#### 6", "#### 5"),
+    (HARMONY, "<|channel|>final<|message|>4<|end|><|start|>assistant<|channel|>final<|message|>5", "5"),
+    (
+        HARMONY,
+        "<|channel|>analysis<|message|>Is it #### 4?<|end|><|start|>assistant<|channel|>analysis<|message|>no",
+        "",
+    ),
+    (HARMONY, "<|channel|>analysis<|message|>Is it #### 4?", ""),
+    (HARMONY, "#### 5<|return|>#### 6", "#### 5"),
+    (OTHER_CHANNELS, "<|channel|>analysis<|message|>4<|end|><|start|>assistant<|channel|>5<|return|>6", "5"),
+    (CHATML, "<|channel|>#### 5<|end|><|im_end|>#### 6", "#### 5"),
+]
+
+
+@pytest.mark.slow
+def test_the_end_of_a_channel_is_not_the_end_of_the_turn(tmp_path: Path) -> None:
+    """Else what gpt-oss thinks is scored, and what it answers is not."""
+    marks = [f"<|{name}|>" for name in ("start", "end", "message", "channel", "return", "im_start", "im_end")]
+    made: dict[str, BaseTokenizer] = {}
+    for template, said, text in CHANNELS:
+        if template not in made:
+            made[template] = tokenizer_with(tmp_path / str(len(made)), template, extra_special_tokens=marks)
+        words = made[template]
+        assert words.answer(words.tokenizer(said, add_special_tokens=False).input_ids, FEW).text == text, said
 
 
 @pytest.mark.slow

@@ -90,6 +90,13 @@ ANSWERS: list[tuple[str, Fraction | int | None]] = [
         "\n**Exercise 3**\n", "\nNext question:", "\nUser:", "\nuser\n", ". User:", "\n\nHuman\uff1a", "\nAssistant:", "\nassistant\n", "<user>",
         "\n### User\n", "<|user|>", "<\uff5cUser\uff5c>", "<|im_end|>\n", "<|eot_id|>", "<end_of_turn>", " [INST]", "</s>", "<|start_header_id|>user",
     )],
+    *[(f"9 + 9 = 18{mark}What is 3 + 4?\nA: 7", 18) for mark in (
+        "\nQ1:", "\nQ 2: ", "\nQ.2:", "\nQ2. ", "\nQ2) ", "\nQ#2:", "\nQn:", "\nQuery:", "\n- Q:", "\n1. Q:", "\n[Q]:", "\n[User]:", "\n“Q: ", " Q: ", ". Q: ",
+        " Q1: ", " Human: ", " User: ", "\nhuman: ", "\nHuman 2:", "\nHuman>", "\n[User]\n", "\nQuestion 2\n", "\nQuestion #2:", "\nQuestion 2 of 5:",
+        "\nQuestion 2. ", "\nProblem 2. ", "\n## Q2\n", "\n# Q\n", "\nMath problem:",
+    )],
+    ("Q1: 300 sold\nQ2: 400 sold\nIn all 700", 700), ("There are 2.\nUser: 3 hours, robot: 4\nSo 7", 7),
+    ("Problem 1: 3 eggs\nProblem 2: 4 eggs\nTotal: 7", 7), ("1 user: 3 hours\nSo 7", 7),
     ("## Problem 1\n9 + 9 = 18", 18), ("Assistant: 9 + 9 = 18", 18),
     ("<|assistant|>\n9 + 9 = 18", 18),
     ("Day 1: 3 eggs\nQuestion: how many are left? 16 - 3 = 13\n#### 13\nQuestion: 3 + 4?\n#### 7", 13),
@@ -101,12 +108,18 @@ ANSWERS: list[tuple[str, Fraction | int | None]] = [
     ("\u2212 5", -5), ("The answer is \u2014" + "5", -5), ("#### - 5", -5), (r"\boxed{- 5}", -5),
     ("3 - 8 = - 5", -5), ("#### \uff0d5", -5), ("#### minus ½", -HALF), ("The answer is -US$5", -5),
     ("The answer is -Rs. 500", -500), ("#### -\uff045", -5), ("it loses -\u20a95", -5), ("#### -.5", -HALF),
+    (r"\boxed{minus 5}", -5), (r"\boxed{\text{minus } 5}", -5), (r"\boxed{\text{negative 5}}", -5),
+    (r"\boxed{\mathrm{minus}\ 5}", -5), (r"\boxed{-\,5}", -5), (r"\boxed{-\ \$5}", -5), (r"\boxed{x = minus 5}", -5),
+    (r"\boxed{\text{18 apples}}", 18), (r"\boxed{12 - 5 = 7}", 7),
     ("12 minus 5", 5), ("12 \u2212 5 = 7", 7), ("She has 12 \u2014 5 are red", 5),
     ("The final answer \u2014 18", 18),
     # Ways to write a number.
     ("$1{,}000$", 1000), ("#### 1{,}000", 1000), (r"\boxed{1\ 000}", 1000), ("1_000", 1000),
     ("It falls to minus 5 degrees.", -5), ("a loss of negative $5", -5), ("12 apples minus 5 apples", 5),
     ("18<|im_start|>user\n7", 18), ("1 000", 1000), ("So it costs 1 000 dollars.", 1000),
+    *[(f"{before} 1 500{after}", 1500) for before in ("It costs", "a total of", "She earned", "They sold", r"So $", "It is")
+      for after in ("", " dollars.", " eggs")],
+    *[(text, int(text.split()[-2])) for text in ("In 2020 500 eggs", "Room 3 250 people", "She bought 3 100 dollars", "He sold 2, then 500 eggs")],
     ("The total is $1 250.", 1250), ("12 000 000", 12000000), ("On day 2 200 eggs", 200), ("#### 1 2345", None),
     ("3 ½", Fraction(7, 2)), ("3½", Fraction(7, 2)), ("3\xa0½ cups", Fraction(7, 2)), ("-½", -HALF),
     ("⅔", Fraction(2, 3)), ("1/2", HALF), ("1 / 2", HALF), ("-1/2", -HALF), ("3 1/2", Fraction(7, 2)),
@@ -156,10 +169,9 @@ DRESSES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_an_answer_reads_the_same_in_every_dress(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(300):
+def test_an_answer_reads_the_same_in_every_dress() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
         value = rng.randrange(-(10 ** rng.randrange(1, 10)), 10 ** rng.randrange(1, 10))
         for number in (f"{value}", f"{value:,}", f"{value:,}.00", f"{value:,}".replace(",", "\u202f")):
             for dress in DRESSES:
@@ -174,12 +186,11 @@ def _rows(split: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize(("split", "n_rows"), [("train", 7473), ("test", 1319)])
 @pytest.mark.slow
-def test_the_official_answers_read_as_themselves(split: str, n_rows: int) -> None:
-    rows = _rows(split)
-    assert len(rows) == n_rows
-    for row in rows:
+def test_the_official_answers_read_as_themselves() -> None:
+    rows = [*_rows("test"), *_rows("train")]
+    assert len(rows) == 1319 + 7473
+    for row in rows[:2000]:
         gold = read_gold(row["answer"])
         rationale, _, bare = row["answer"].rpartition("\n#### ")
         assert gold.denominator == 1
@@ -188,10 +199,5 @@ def test_the_official_answers_read_as_themselves(split: str, n_rows: int) -> Non
         assert score_item(f"{rationale}\nThe answer is {bare}\n", row["answer"])
         assert score_item(f"{rationale}\nThe final answer is \\boxed{{{bare}}}.", row["answer"])
         assert opencompass_correct(opencompass_extract(row["answer"].replace(",", "")), row["answer"])
-
-
-@pytest.mark.parametrize(("split", "floor"), [("train", 0.9), ("test", 0.9)])
-def test_a_rationale_alone_mostly_ends_with_its_answer(split: str, floor: float) -> None:
-    rows = _rows(split)
-    right = sum(score_item(row["answer"].rpartition("\n#### ")[0], row["answer"]) for row in rows)
-    assert right / len(rows) > floor
+    alone = [score_item(row["answer"].rpartition("\n#### ")[0], row["answer"]) for row in rows[:2000]]
+    assert sum(alone) > 0.9 * len(alone), "a rationale alone mostly ends with its answer"

@@ -11,7 +11,7 @@ import pytest
 
 from autorl_hpc.scoring.gsm8k import opencompass_correct, opencompass_extract, read_answer, read_marked
 
-MAX_HOSTILE_S = 5.0
+MAX_HOSTILE_S = 2.0
 
 
 def _reference_extract(text: str) -> str:
@@ -62,7 +62,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("piece", HOSTILE, ids=[ascii(piece)[1:-1] for piece in HOSTILE])
 def test_hostile_text_takes_linear_time(piece: str) -> None:
-    full = piece * (100_000 // len(piece))  # squared, this is minutes
+    full = piece * (25_000 // len(piece))  # squared, this is a minute
     for text in (full + "18", "#### " + full, r"\boxed{" + full, "The answer is " + full, "18 (" + full):
         start = time.process_time()
         for read in (read_answer, opencompass_extract, read_marked):
@@ -71,7 +71,7 @@ def test_hostile_text_takes_linear_time(piece: str) -> None:
 
 
 def test_a_wide_alphabet_takes_linear_time() -> None:
-    text = "".join(map(chr, range(0x80, 0x80 + 1_000_000)))
+    text = "".join(map(chr, range(0x80, 0x80 + 250_000)))
     read_answer("")
     start = time.process_time()
     read_answer(text)
@@ -80,5 +80,5 @@ def test_a_wide_alphabet_takes_linear_time() -> None:
 
 def test_comparing_a_long_number_takes_linear_time() -> None:
     start = time.process_time()
-    assert not opencompass_correct("9" * 1_000_000, "#### 18")
+    assert not opencompass_correct("9" * 250_000, "#### 18")
     assert time.process_time() - start < MAX_HOSTILE_S

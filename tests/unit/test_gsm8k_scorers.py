@@ -57,19 +57,19 @@ def test_each_scorer_has_a_version_and_another_one_is_refused() -> None:
     versions = {
         "alpacaeval": "1",
         "deepsearchqa": "2",
-        "deepsearchqa-exact": "4",
+        "deepsearchqa-exact": "5",
         "episodes": "1",
-        "gsm8k": "3",
-        "gsm8k-marked": "3",
+        "gsm8k": "4",
+        "gsm8k-marked": "4",
         "gsm8k-opencompass": "a5acc4bb",
-        "humaneval": "4",
+        "humaneval": "5",
         "humaneval-opencompass": "a5acc4bb-2",
     }
     assert set(versions) == set(SCORERS)
     assert {name: scorer(name, version).version for name, version in versions.items()} == versions
-    found = scorer("gsm8k-marked", "3").score([Item("a", "", "#### 7")], [["#### 7", "8"]], Context())
+    found = scorer("gsm8k-marked", "4").score([Item("a", "", "#### 7")], [["#### 7", "8"]], Context())
     assert found == [Outcome(0.5)], "of several samples the mean"
-    with pytest.raises(AutorlError, match="version 3"):
+    with pytest.raises(AutorlError, match="version 4"):
         scorer("gsm8k", "1")
 
 

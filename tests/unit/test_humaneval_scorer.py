@@ -130,13 +130,37 @@ RIGHT = {
     "a body and a cut-off string": '    return a + b\n\ntext = """The fun',
     "a function and a cut-off test in a fence": f"```python\n{DEF}\n\ndef test():\n    assert add(1,",
     "a function and a cut-off try": f"{DEF}\ntry:\n    print(add(1, 2))\nexc",
+    **{
+        f"a function and the cut-off end {end}": f"{DEF}\n{end}"
+        for end in (
+            *("Thi", "prin", "print.fo", "assert ad", "import uni", "from math impo", "def che", "class", "if __na"),
+            *("@functo", "return", "for", "continue", "# Te", "'notes'", "add", "yield"),
+        )
+    },
+    **{
+        f"a cut-off fence that ends with {end}": f"```python\n{DEF}\n{end}"
+        for end in ("prin", "x", "assert ad", "import uni", "continue")
+    },
+    "an import at the end that is used": "def add(a, b):\n    return math.trunc(a + b)\n\nimport math",
+    "another name at the end": "def plus(a, b):\n    return a + b\n\nadd = plus",
+    **{
+        f"the stub {stub} first": f"```python\ndef add(a, b):\n    {stub}\n```\n```python\n{DEF}```"
+        for stub in (
+            *("...", "return None  # TODO", "return 0  # TODO", "return ...", "return NotImplemented", "assert False"),
+            *('"""Sum."""', "raise Exception('not implemented')", "result = None\n    return result", "print('TODO')"),
+            *("return []  # placeholder", "# TODO\n    return ''", "del a, b", "raise NotImplementedError('later')"),
+        )
+    },
+    "a stub of a body first": "```python\n    return 0  # TODO\n```\n```python\n    return a + b\n```",
+    "a stub behind it": f"```python\n{DEF}```\n```python\ndef add(a, b):\n    return None\n```",
+    "a helper in a block before it": f"```python\ndef zero():\n    return 0\n```\n```python\n{DEF}```",
     "no-break spaces for an indent": "\xa0\xa0\xa0\xa0return a + b",
     "a byte order mark": f"\ufeff{DEF}",
     "annotations from the prompt's imports": "def add(a: List[int], b) -> int:\n    return a + b",
 }  # fmt: skip
 
 
-def solved(answers: list[str], name: str = "humaneval", version: str = "4") -> list[bool]:
+def solved(answers: list[str], name: str = "humaneval", version: str = "5") -> list[bool]:
     test = "def check(candidate):\n    assert candidate(17, 25) == 42\n    assert candidate(0, 0) == 0\n"  # fmt: skip
     item = Item("add", PROMPT, "    return a + b\n", {"test": test, "entry_point": "add"})
     outcomes = scorer(name, version).score([item] * len(answers), [[text] for text in answers], Context())
@@ -187,7 +211,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_pass(n: int) -> None:
 
 
 def test_metrics_are_averages_over_problems() -> None:
-    made = scorer("humaneval", "4")
+    made = scorer("humaneval", "5")
     outcomes = [Outcome(p / 20, {"samples": 20, "passed": p}) for p in (0, 2, 20)]
     metrics = made.metrics([], outcomes)
     assert metrics["pass@1"] == pytest.approx(100 * (0 + 0.1 + 1) / 3)
@@ -208,7 +232,7 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> list[Item]:
 
 
 def test_the_oracle_scores_100_and_null_answers_0(mini: list[Item]) -> None:
-    made = scorer("humaneval", "4")
+    made = scorer("humaneval", "5")
     assert len(mini) == 16
     assert {o.value for o in made.score(mini, [[item.answer] for item in mini], Context())} == {1.0}
     assert {o.value for o in made.score(mini, [[""] for _ in mini], Context())} == {0.0}
@@ -218,7 +242,7 @@ def test_the_oracle_scores_100_and_null_answers_0(mini: list[Item]) -> None:
 
 
 def test_of_several_samples_the_share_counts(mini: list[Item]) -> None:
-    made = scorer("humaneval", "4")
+    made = scorer("humaneval", "5")
     answers = [[item.answer, "", item.answer, "    return (", item.answer] for item in mini]
     outcomes = made.score(mini, answers, Context())
     assert {o.value for o in outcomes} == {0.6}
@@ -294,4 +318,4 @@ def test_what_the_filter_lets_through(
 
 def test_an_item_without_a_test_is_the_task_s_fault() -> None:
     with pytest.raises(AutorlError, match="item x has no test and entry point"):
-        scorer("humaneval", "4").score([Item("x", PROMPT, "")], [["    return 1"]], Context())
+        scorer("humaneval", "5").score([Item("x", PROMPT, "")], [["    return 1"]], Context())

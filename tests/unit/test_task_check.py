@@ -101,7 +101,7 @@ WRONG: list[tuple[str, Damage, str, str]] = [
         ]),
     ("evaluate behind a link", behind_a_link, "evaluate.py", "evaluate.py of task mine is not a file of its folder"),
     ("an episode's threshold", lambda f: f.played(options={"threshold": 1.5}), "task.yaml", "field `recipes.default.options.threshold`: it is 1.5"),
-    ("answers' scorer of episodes", lambda f: f.played(scorer="gsm8k", scorer_version="3"), "task.yaml", "reads answers, and `max_steps` makes them episodes"),
+    ("answers' scorer of episodes", lambda f: f.played(scorer="gsm8k", scorer_version="4"), "task.yaml", "reads answers, and `max_steps` makes them episodes"),
     ("episodes' scorer of answers", lambda f: f.recipe.update(scorer="episodes"), "task.yaml", "the scorer `episodes` reads episodes, and without `max_steps` there are none"),
     ("prompt", lambda f: f.recipe.update(prompt="Q:"), "task.yaml", "it does not hold {question}"),
     ("shots", lambda f: f.recipe.update(shots_file="shots.json"), "task.yaml", "shots_sha256`: this field is missing"),

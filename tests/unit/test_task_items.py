@@ -42,7 +42,7 @@ class Folder:
             pins[split] = {"n": max(1, data.count(b"\n")), "sha256": hashlib.sha256(data).hexdigest()}
         pins["feedback"]["n"] = n or pins["feedback"]["n"]
         recipe = {"name": "default", "version": 1, "prompt": "{question}", "sampling": {"max_new_tokens": 4}}
-        recipe |= {"scorer": self.scorer, "scorer_version": "3" if "gsm8k" in self.scorer else "1", **more}
+        recipe |= {"scorer": self.scorer, "scorer_version": "4" if "gsm8k" in self.scorer else "1", **more}
         value = {"name": "mine", "title": "t", "source": "s", "licence": "l", "train_files": {}, "splits": pins}
         (self.path / "task.yaml").write_text(yaml.safe_dump({**value, "recipes": [recipe]}))
 

@@ -61,6 +61,7 @@ class BaseTokenizer:
         self._beginning = beginning(self.tokenizer)
         named = bool(getattr(self.tokenizer, "chat_template", None))
         self._template = dated(self.tokenizer.get_chat_template(), date) if named else None
+        self._channel: list[int] = []
         self.ends = self._end_tokens(base)
         self._end_set = frozenset(self.ends)
 
@@ -97,13 +98,37 @@ class BaseTokenizer:
                 tokens = self._encoder.encode(after.partition("0x")[0].lstrip())
                 tokens = tokens if turn["role"] == "assistant" else tokens[:1]
                 ends.update([token for token in tokens if token in added][:1])
-        return ends
+        return ends - self._inner_ends(ends)
+
+    def _inner_ends(self, ends: set[int]) -> set[int]:
+        """Return the tokens that end a channel inside a turn (gpt-oss's `<|end|>` behind the analysis), and note with which tokens the
+        answer's own channel begins: the template shows both between an assistant's thinking and its text."""
+        user, thought, text = {"role": "user", "content": "0xus"}, "0xth", "0xas"
+        for field in ("thinking", "reasoning_content"):
+            try:
+                turn = self._rendered([user, {"role": "assistant", "content": text, field: thought}], prompt=False)
+                asked, asking = self._rendered([user], prompt=False), self._rendered([user])
+            except Exception:  # as above
+                continue
+            between, found, _ = turn.partition(thought)[2].partition(text)
+            if found and not ends.isdisjoint(inner := self._encoder.encode(between)):
+                self._channel = self._encoder.encode(between.rpartition(asking.removeprefix(asked))[2])
+                return set(inner)
+        return set()
+
+    def _answering(self, tokens: list[int]) -> list[int]:
+        """Return what stands in the answer's channel; nothing if only others were begun, and all if none was."""
+        size = len(self._channel)
+        begun = [i + size for i in range(len(tokens) - size + 1) if tokens[i : i + size] == self._channel]
+        if not size or self._channel[0] not in tokens:
+            return tokens
+        return tokens[begun[-1] :] if begun else []
 
     def answer(self, tokens: Sequence[int], sampling: Sampling) -> Answer:
         """Return the answer in the tokens after a prompt, cut at the first end token and then at the first stop string."""
         end = next((i for i, token in enumerate(tokens) if token in self._end_set), None)
         kept = list(tokens if end is None else tokens[:end])
-        text = self.tokenizer.decode(kept, skip_special_tokens=True)
+        text = self.tokenizer.decode(self._answering(kept), skip_special_tokens=True)
         stopped = [position for stop in sampling.stop if (position := text.find(stop)) >= 0]
         text = text[: min(stopped)] if stopped else text
         return Answer(text=text, tokens=len(kept), truncated=end is None and not stopped)

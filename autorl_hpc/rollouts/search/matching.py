@@ -4,6 +4,7 @@ with a judge model: it knows no synonyms and no rounding. Suited to answers that
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from autorl_hpc.rollouts.characters import CURRENCIES, plain_characters
 SINGLE, SET = "Single Answer", "Set Answer"  # The two answer types in DeepSearchQA's files
 _ARTICLE = re.compile(r"^(?:the|a|an) ")
 _THOUSANDS = re.compile(r"(?<=\d)[,'\xa0](?=\d{3}(?!\d))")
+_THOUSANDS_SPACED = re.compile(r"(?<=\d)['\xa0](?=\d{3}(?!\d))")
 _WORD = re.compile(
     rf"(?<![\w)\]%+.])[-+]?(?P<number>\d+(?:\.\d+)*|\.\d+)|(?P<plain>\d+(?:\.\d+)*)|[^\W\d]\w*|[%+#<>\xb1\u2030\u2264\u2265{CURRENCIES}]"
 )
 """Numbers with their sign, words, and the signs that distinguish answers: C++ and C#, $5 and \u20ac5, 5 and <5."""
 _DECIMAL = re.compile(r"\d*\.\d+")
-_RAISED = re.compile("(?<=[0-9])(?=[\xb2\xb3\xb9\xbc-\xbe\u2070-\u2089\u2150-\u215e])")  # 10\xb2 is not 102
+_RAISED = re.compile("(?<=[0-9])(?=-?[\xb2\xb3\xb9\xbc-\xbe\u2070-\u2089\u2150-\u215e])")  # 10\xb2 is not 102
+_POWER = re.compile(r"(?<=[^\W\d_])\^\{?(?=-?\d)")  # km^2 is km\xb2 is km2
 _BULLETS = "\u2022\u2023\u2043\u2219\u25a0\u25a1\u25aa\u25ab\u25b6\u25b8\u25ba\u25c6\u25c7\u25cb\u25cf\u25e6\u2605\u2606\u2192\u2713\u2714\u2794\u27a4"
 _SEPARATOR = re.compile(rf"[;\n{_BULLETS}]|\s[\xb7\u30fb|]\s|,(?!\d)|(?<!\d),")
 _OUTER_AND = re.compile(r"^(?:and(?: |$)|& ?)|(?: and| ?&)$", re.IGNORECASE)
@@ -28,6 +31,12 @@ _MARKED = re.compile(
     rf"^\s*(?:(?:{_MARK})(?:\s+|(?=-?\d|[^\W\d_]{{2}}))|\d{{1,3}}(?::| ?[-\u2014])\s+|[-*+#>\u2014\xb7\u30fb]+\s+)"
 )
 _MARKED_IN_LINE = re.compile(rf"[ \xa0](?=(?:{_MARK})(?:\s|[^\W\d_]{{2}}))")
+_LABEL = re.compile(r"(?:^|(?<=[\s;,]))(?:#(\d{1,2})[.:)]?|([A-Z]|[IVX]{1,4})[.:])(?=\s|[^\W\d_]{2})")
+_ORDERS = (
+    tuple(map(str, range(1, 100))),
+    tuple(string.ascii_uppercase),
+    ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII"),
+)
 _IDEOGRAPHIC = re.compile(r"(?<!\S)(\d{1,3})\u3001(?=\D)")
 _ENCLOSED = {
     code: f" ({int(unicodedata.numeric(chr(code)))}) "
@@ -84,15 +93,21 @@ def compare(answer: str, expected: str, answer_type: str) -> Counts:
     whole = _compared(answer)
     wanted = {_compared(expected)} if answer_type == SINGLE else {_compared(part) for part in _parts(expected)}
     wanted.discard("")
-    parts = [whole] if whole in wanted else [item for part in _parts(answer) for item in _items(part, wanted)]
-    given = {part for part in parts if part in wanted or normalised(part)}  # stray punctuation is not an item
-    return Counts(len(wanted & given), len(wanted - given), len(given - wanted))
+    lists = [[answer]] if whole in wanted else [_parts(answer), _parts(answer, labelled=True)]
+    readings = [{item for part in parts for item in _items(part, wanted)} for parts in lists]
+    given = max(readings, key=lambda items: len(wanted & items))  # `A. Smith` may be a name or the first of a list
+    extra = {item for item in given - wanted if normalised(item)}  # stray punctuation is not an item
+    return Counts(len(wanted & given), len(wanted - given), len(extra))
 
 
-def _parts(text: str) -> list[str]:
-    """Split a list at semicolons, line ends, bullets, and commas outside numbers; one that begins with a mark at its marks too."""
+def _parts(text: str, labelled: bool = False) -> list[str]:
+    """Split a list at semicolons, line ends, bullets, and commas outside numbers; one that begins with a mark at its marks too, and
+    with `labelled` at `A.`, `I.` or `#1` if they count up from the beginning."""
     text = plain_characters(_IDEOGRAPHIC.sub(r"\1. ", text)).translate(_LIST_SIGNS).replace("**", "")
-    text = _THOUSANDS.sub("", text)
+    text = _THOUSANDS_SPACED.sub("", text)
+    labels = tuple(found[1] or found[2] for found in _LABEL.finditer(text)) if labelled else ()
+    if len(labels) > 1 and _LABEL.match(text) and any(labels == order[: len(labels)] for order in _ORDERS):
+        text = _LABEL.sub("\n", text)
     if mark := _MARKED.match(text):
         text = _MARKED_IN_LINE.sub("\n", text)
         text = text.replace(f" {mark[0].strip()} ", "\n")  # "- Austria - Italy"
@@ -111,7 +126,9 @@ def _items(part: str, wanted: Collection[str]) -> list[str]:
         length = next(
             (n for n in range(min(len(words), longest), 1, -1) if _compared(" and ".join(words[:n])) in wanted), 1
         )
-        items.append(_compared(" and ".join(words[:length])))
+        item = _compared(joined := " and ".join(words[:length]))
+        pieces = [_compared(piece) for piece in joined.split(",")]  # `12,15` may be two
+        items += pieces if item not in wanted and not set(pieces).isdisjoint(wanted) else [item]
         words = words[length:]
     return items
 
@@ -119,7 +136,8 @@ def _items(part: str, wanted: Collection[str]) -> list[str]:
 def normalised(text: str) -> str:
     """Return lower-case words and numbers with single spaces, without punctuation, leading article and commas in numbers. Signs
     that distinguish answers stay: a number's minus, currencies, %, + and #. `.5` and `0.50` are `0.5`, `&` is `and`."""
-    plain = _RAISED.sub(" ", _THOUSANDS.sub("", plain_characters(text))).replace("&", " and ")
+    plain = _RAISED.sub(" ", _POWER.sub("", _THOUSANDS.sub("", plain_characters(text))))
+    plain = plain.replace("&", " and ").replace("\xd7", " x ")
     words: list[str] = []
     for found in _WORD.finditer(unicodedata.normalize("NFKC", plain).casefold()):
         number = found["number"] or found["plain"]
