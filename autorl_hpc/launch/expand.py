@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.reading import read_yaml
 from autorl_hpc.files.store import staged_pin
 from autorl_hpc.launch.drivers import driver_sciences, model_hash
-from autorl_hpc.launch.prerequisites import check_needs, run_environment, with_judge
+from autorl_hpc.launch.prerequisites import check_needs, missing_here, run_environment, with_judge
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.driver import NO_DRIVER
 from autorl_hpc.records.experiment import ExperimentSpec, JudgeSpec
@@ -37,8 +36,7 @@ from autorl_hpc.tasks.loader import Task, load_task, with_environment_hash
 
 
 def check_search(recipe: Recipe, task: str, where: Path) -> None:
-    """Raise AutorlError if the recipe doesn't name its search engine in full, or its key can't be read. Nothing is
-    connected."""
+    """Raise AutorlError if the recipe doesn't name its search engine in full, or its key can't be read. Nothing is connected."""
     kind = recipe.options.get("search")
     try:
         if kind in ("online", "replay"):
@@ -67,9 +65,7 @@ def lines(spec: ExperimentSpec, cells: Sequence[Cell]) -> list[str]:
             words = f"{UNREACHED}; no real score is possible offline"
             found.append(f"{task}: graders ask the search engine at {engine} ({date}); {words}")
         elif kind == "replay":
-            found.append(
-                f"{task}: searches are replayed ({date}): a model that asks what was not recorded gets no score"
-            )
+            found.append(f"{task}: searches are replayed ({date}): what was not recorded gets no score")
     return found
 
 
@@ -183,8 +179,7 @@ def _in_field(check: Callable[[], Checked], field: str, where: Path | None = Non
 
 
 def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
-    """Return the value of each axis for each run. Raises AutorlError: a value twice, a wrong rule of `exclude`, or no
-    run."""
+    """Return the value of each axis for each run. Raises AutorlError: a value twice, a wrong rule of `exclude`, or no run."""
     axes: dict[str, Sequence[Any]] = {axis: getattr(spec.matrix, axis) for axis in AXES}
     for axis, values in axes.items():
         if twice := [value for value, count in Counter(values).items() if count > 1]:
@@ -209,10 +204,7 @@ def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
 
 
 def _check_task_needs(task: Task) -> None:
-    needs = [
-        name.partition(".")[0] or name for name in task.file.needs
-    ]  # a dotted name would import, and run, its parent
-    if missing := [module for module in needs if importlib.util.find_spec(module) is None]:
+    if missing := missing_here(task.file.needs):
         package = {"sklearn": "scikit-learn"}.get(missing[0], missing[0])
         what = f"field `matrix.task`: graders of task {task.name} need the Python package {package}, which is not installed here"
         where, advice, code = task.folder / "task.yaml", f"pip install {package}", Exit.ENVIRONMENT

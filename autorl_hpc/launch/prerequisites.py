@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -28,8 +29,7 @@ TOY: Final = f"; to try things out without one: `judge: {{url: {JudgeSpec.BUILTI
 
 
 def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> Recipe:
-    """Return the recipe with its judge: the experiment's, else the task's. Raises AutorlError: none, or its key can't
-    be read."""
+    """Return the recipe with its judge: the experiment's, else the task's. Raises AutorlError: none, or its key can't be read."""
     judge = spec.judge
     if recipe.judge == "none":
         return recipe
@@ -78,18 +78,28 @@ def run_environment(root: Root, name: str | None, where: Path, level: str = "aut
     return RunEnvironment(name=name, kind=facts.kind, content_hash=manifest.content_hash)
 
 
+def _top(needs: Iterable[str]) -> Iterator[str]:
+    return (
+        name.partition(".")[0] or name for name in needs
+    )  # looking for a dotted name would import, and run, its parent
+
+
+def missing_here(needs: Iterable[str]) -> list[str]:
+    """Return the modules that are not installed here."""
+    return [module for module in _top(needs) if importlib.util.find_spec(module) is None]
+
+
 def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) -> None:
     """Check that the Python packages an agent needs are in its environment. Raises AutorlError: one is missing."""
-    needs = [
-        name.partition(".")[0] or name for name in agent.file.needs
-    ]  # a dotted name would import, and run, its parent
     if environment is None:
-        missing = [module for module in needs if importlib.util.find_spec(module) is None]
+        missing = missing_here(agent.file.needs)
         place, advice = "which is not installed here", "pip install 'autorl-hpc[train]'"
     elif environment.kind == "image":
         return  # shows only when the image starts, on a node that can run it
     else:
-        missing = _missing_in(root.environment(environment.name, environment.content_hash) / VENV, needs)
+        missing = _missing_in(
+            root.environment(environment.name, environment.content_hash) / VENV, list(_top(agent.file.needs))
+        )
         place = f"which environment {environment.name} doesn't have"
         advice = f"add it to the requirements: autorl-hpc stage env:{environment.name} --requirements FILE --again"
     if missing:

@@ -31,9 +31,7 @@ from autorl_hpc.states import EndedBy
 log = logging.getLogger("autorl_hpc.supervisor")
 
 TICK_S = 0.5
-PERSIST_S = (
-    10.0  # a lost node costs at most this much of the clock; a killed supervisor nothing, as the keeper counts too
-)
+PERSIST_S = 10.0  # a lost node costs at most this much; a killed supervisor nothing, as the keeper counts too
 SUSPENSION_S = 3 * PERSIST_S
 
 

@@ -131,9 +131,7 @@ OBSERVER = PACKAGE / "recorder" / "observer"  # of the module that runs in the a
 PRIVATE_FOLDERS = (".home", ".tmp", ".agent", ".observer", OBSERVED)
 TOOLS = ("submit", "time", "scores")  # names of one program, templates/workspace/submit
 FILES = ("description.md", "instructions.md", "run_meta.json", "time.json", "budget.log", PROMPT_NAME)
-LAID = frozenset(
-    {*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, *FILES, "data", "environment"}
-)  # what the suite creates, not the agent
+LAID = frozenset({*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, *FILES, "data", "environment"})  # by the suite, not the agent
 NOT_LAID = frozenset({MANIFEST_NAME})
 PROBE_BYTES = 1 << 16
 
