@@ -22,7 +22,7 @@ from autorl_hpc.files.archive import ArchiveReader, DamagedArchive, packing_of, 
 from autorl_hpc.files.checkpoint import tensors_of
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.store import verify_model
-from autorl_hpc.launch.prerequisites import JUDGE_PARAMETERS
+from autorl_hpc.launch.expand import JUDGE_PARAMETERS
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import EvidenceManifest
 from autorl_hpc.records.experiment import JudgeSpec

@@ -305,23 +305,6 @@ def test_ctrl_c_ends_the_watching_and_no_job(cluster: Cluster) -> None:
     assert sorted(job.role for job in alive_jobs(cluster.experiment)) == ["agents", "grader-0", "report"]
 
 
-def test_ctrl_c_in_report_leaves_whole_files_or_none(cluster: Cluster) -> None:
-    cluster.mini_task()
-    cluster.sealed_run(matrix=MINI)
-    folder = cluster.experiment.report  # made before anything is read
-    for _ in range(10):
-        result = interrupt(cluster, "report", str(cluster.experiment.path), when=folder.is_dir, pause_s=0.0)
-        if result[0] == 130:
-            break
-        shutil.rmtree(folder)  # it was at its end already: once more
-    assert_interrupted(result)
-    for path in folder.glob("*.json"):
-        json.loads(path.read_text())
-    assert not list(folder.glob("index.html")) or (folder / "index.html").read_text().rstrip().endswith("</html>")
-    cluster.run("report", str(cluster.experiment.path))
-    assert (folder / "index.html").exists()
-
-
 def test_ctrl_c_in_stage_leaves_nothing_half(cluster: Cluster) -> None:
     cluster.mini_task()
     prepare = cluster.share / "tasks" / "mini" / "prepare.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import PATIENCE_S, wait_for
+from helpers import wait_for
 
 from autorl_hpc.evidence.verify import verify_paths
 from autorl_hpc.files.frozen_records import alive_jobs
@@ -100,16 +100,20 @@ def the_group_can_read(runs: Path) -> None:
         path.chmod(path.stat().st_mode | 0o055)
     left, right = multiprocessing.Pipe()
 
-    def as_another() -> None:
-        os.setgroups([])
-        os.setuid(65534)
+    def look() -> tuple[list[list[str]], int, list[str]]:
         with tempfile.TemporaryDirectory() as out:
             found = report.refresh([runs], Path(out) / "report", report.Options(figures=False))
-            right.send(([one.problems for one in verify_paths([runs])], found.index.stat().st_size, list_closed(runs)))
+            return [one.problems for one in verify_paths([runs])], found.index.stat().st_size, list_closed(runs)
+
+    def as_another() -> None:
+        look()  # loads modules that the other user may not read
+        os.setgroups([])
+        os.setuid(65534)
+        right.send(look())
 
     child = multiprocessing.get_context("fork").Process(target=as_another)
     child.start()
-    assert left.poll(PATIENCE_S)
+    right.close()
     problems, page, closed = left.recv()
     child.join()
     assert not any(problems) and page > 0

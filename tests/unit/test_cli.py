@@ -106,7 +106,7 @@ def test_a_denied_folder_says_whose_it_is_and_which_option_leads_there(
 
         child = multiprocessing.get_context("fork").Process(target=as_another)
         child.start()
-        assert left.poll(60)
+        right.close()
         code, said = left.recv()
         child.join()
     assert code == 3 and f"{name} belongs to root (drwx------)" in said, said

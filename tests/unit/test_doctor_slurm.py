@@ -41,11 +41,9 @@ def test_limits_of_a_user_and_of_the_account(fake: Fake) -> None:
     [
         ("(null)", {}),
         ("gpu:4", {"": 4}),
-        ("gpu:a100:4(S:0-1)", {"a100": 4}),
         ("gpu:a100:4(S:0-1),gpu:v100:2(S:0,3),lscratch:1", {"a100": 4, "v100": 2}),
         ("gpu:1g.10gb:7,mps:100", {"1g.10gb": 7}),
         ("gpu", {"": 1}),
-        ("gpu:h100", {"h100": 1}),
         ("shard:gpu:4,,", {}),
     ],
 )

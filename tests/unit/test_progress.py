@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -29,21 +30,14 @@ with progress.bar("bytes", 4 << 20) as advance:
 @pytest.mark.parametrize(("terminal", "after_s"), [(True, 0.1), (True, 60), (False, 0.0)])
 def test_a_bar_is_shown_on_a_terminal_for_what_takes_long(terminal: bool, after_s: float) -> None:
     master, slave = pty.openpty()
-    read, write = os.pipe()
     command = [sys.executable, "-c", SCRIPT.format(after_s=after_s)]
     env = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
-    child = subprocess.Popen(command, stderr=slave if terminal else write, env=env)
+    child = subprocess.Popen(command, stderr=slave if terminal else subprocess.PIPE, env=env)
     os.close(slave)
-    os.close(write)
     said = b""
-    while True:
-        try:
-            part = os.read(master if terminal else read, 4096)
-        except OSError:  # how a terminal ends
-            break
-        said += part
-        if not part:
-            break
+    with suppress(OSError):  # how a terminal ends
+        while part := os.read(master if child.stderr is None else child.stderr.fileno(), 4096):
+            said += part
     assert child.wait() == 0
     shown = terminal and after_s < 1
     assert (b"outer [b]" in said) == (b"/s" in said) == (b"0:00:0" in said) == (b"MB" in said) == shown, said
