@@ -330,8 +330,8 @@ def anchor(
         print_json([one.model_dump(mode="json") for one in made])
         return
     for one in made:
-        print(f"{one.heads.experiment}: {len(one.heads.runs)} runs, head {one.heads.head}")
-    print(f"added to {out}")
+        print(visible(f"{one.heads.experiment}: {len(one.heads.runs)} runs, head {one.heads.head}"))
+    print(visible(f"added to {out}"))
 
 
 @app.command()

@@ -253,9 +253,8 @@ def lines(known: dict[str, Partition], profile: ClusterProfile) -> list[Finding]
     found = []
     for name in wanted(profile, known):
         label, partition = f"partition {name}", known.get(name)
-        if partition is None:
-            choice = f"choose one of: {', '.join(known)}"
-            found.append(problem(label, "there is none", "sbatch refuses the jobs", choice))
+        if partition is None:  # sbatch says so below
+            found.append(problem(label, "there is none", "sbatch refuses the jobs", f"one of: {', '.join(known)}"))
             continue
         longest = span(partition.max_time_s) if partition.max_time_s is not None else "no limit"
         gpus = " + ".join(f"{count} {kind or 'of no type'}" for kind, count in partition.gpus.items()) or "none"
@@ -270,7 +269,7 @@ def lines(known: dict[str, Partition], profile: ClusterProfile) -> list[Finding]
 
 
 def gpu_names(known: dict[str, Partition], profile: ClusterProfile) -> Finding:
-    """Compare the types that Slurm knows with what the profile asks for."""
+    """Tell the types that Slurm knows; whether the profile's jobs can have theirs, sbatch says."""
     name, types = "GPUs as Slurm names them", dict[str, int]()
     for place in [known[p] for p in wanted(profile, known) if p in known] or known.values():
         types |= {kind: max(types.get(kind, 0), count) for kind, count in place.gpus.items()}
@@ -278,12 +277,7 @@ def gpu_names(known: dict[str, Partition], profile: ClusterProfile) -> Finding:
     if profile.gpu_wording == "none":
         so_what, told = "jobs see GPUs only where a node is theirs alone", f"{value}; the profile asks for none"
         return note(name, told, so_what, "`gpu_wording: gres` in the profile") if types else ok(name, value)
-    asks = {(kind.gpu_type or profile.gpu_type or "", kind.gpus or 0) for kind in (profile.agent, profile.grader)}
-    for asked, count in sorted(asks):
-        if count > (types.get(asked, 0) if asked else max(types.values(), default=0)):
-            wish = f"the profile asks for {count} {asked}".rstrip()
-            advice = "set `gpu_type` and `gpus` to what is there; `gpu_wording: none` where Slurm doesn't count GPUs"
-            return problem(name, value, f"{wish} on one node: sbatch refuses, or the job waits for ever", advice)
+    asks = {(kind.gpu_type or profile.gpu_type, kind.gpus) for kind in (profile.agent, profile.grader)}
     if len(types) > 1 and any(count and not asked for asked, count in asks):
         so_what = "runs get whichever is free, and are comparable only on one kind"
         return note(name, f"{value}; the profile names none", so_what, "name one with `gpu_type` in the profile")
@@ -342,32 +336,13 @@ def check_limits(config: Config, profile: ClusterProfile) -> list[Finding]:
         return [unknown(name, error.what, "sbatch may refuse what launch asks for", "see your site's pages")]
     enforced = config.get("AccountingStorageEnforce", "none")
     gpus = (profile.agent.gpus or 0) + (profile.grader.gpus or 0)
-    found = [_accounts(mine, profile, enforced)]
+    found = [ok("your accounts", names or "none")]
     for row in [*mine, *(row for row in shared if not row["User"])]:
         place = row["Account"] + (f", partition {row['Partition']}" if row["Partition"] else "")
         found.append(judge(f"account {place}{'' if row['User'] else ', all users'}", row, gpus, enforced))
-    own, asked = {name for row in mine for name in row["QOS"].split(",") if name}, _named(profile, "qos")
-    for name in sorted(asked - (own or {row["Name"] for row in known})):
-        so_what, advice = "sbatch refuses the jobs where QOS is enforced", f"choose one of: {', '.join(sorted(own))}"
-        found.append(warning(f"qos {name}", "not one of yours", so_what, advice))
-    shown = asked & own or own
+    own = {name for row in mine for name in row["QOS"].split(",") if name}
+    shown = {value for each in (profile, *_kinds(profile)) if (value := each.qos)} & own or own
     return found + [judge(f"qos {row['Name']}", row, gpus, enforced) for row in known if row["Name"] in shown]
-
-
-def _named(profile: ClusterProfile, option: str) -> set[str]:
-    return {value for each in (profile, *_kinds(profile)) if (value := getattr(each, option))}
-
-
-def _accounts(mine: Sequence[Row], profile: ClusterProfile, enforced: str) -> Finding:
-    names, asked = {row["Account"] for row in mine if row["Account"]}, _named(profile, "account")
-    value, label = ", ".join(sorted(names)) or "none", "your accounts"
-    strict = any(word in enforced for word in ("associations", "limits", "safe"))
-    if asked - names:
-        judged, value = problem if strict else warning, f"{value}; the profile says {', '.join(sorted(asked))}"
-        return judged(label, value, "sbatch refuses the jobs", "set `account` in the profile to one of yours")
-    if not names and strict:
-        return problem(label, value, "sbatch refuses every job", "ask the site for an account")
-    return ok(label, value)
 
 
 def judge(name: str, row: Row, gpus_needed: int, enforced: str) -> Finding:

@@ -1,7 +1,5 @@
-"""Run the supervisor's child processes: the gateway to the driver (`GatewayProcess`) and the recorder (`RecorderProcess`). Both are
-restarted when they die or hang. A restarted gateway has the same token, port and socket, which the supervisor owns: a client that
-connects in between waits. driver.jsonl is the source of truth for driver use. No failure of the recorder affects the run.
-"""
+"""Run the supervisor's child processes: `GatewayProcess` (to the driver) and `RecorderProcess`, restarted when they die or hang. A restarted
+gateway has the same token, port and socket, which the supervisor owns. No failure of the recorder affects the run."""
 
 from __future__ import annotations
 

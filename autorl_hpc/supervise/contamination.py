@@ -1,6 +1,5 @@
 """Have the scanner search the workspace for held-out items, after accepted submissions and once after the agent's end. Results go only
-into the ledger and never change the run. See docs/threat-model.md.
-"""
+into the ledger and never change the run. See docs/threat-model.md."""
 
 from __future__ import annotations
 

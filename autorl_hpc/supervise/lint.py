@@ -1,6 +1,5 @@
 """Lint a checkpoint folder: refuse everything that can be refused before a byte of weights is copied. It is read by descriptor: no link
-is followed, no FIFO can block, and the linted files are the copied ones. docs/checkpoints.md says how transformers treats each case.
-"""
+is followed, no FIFO can block, and the linted files are the copied ones. See docs/checkpoints.md."""
 
 from __future__ import annotations
 

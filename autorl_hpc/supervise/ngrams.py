@@ -1,6 +1,5 @@
-"""Index held-out texts as n-grams of words, search them in other text, and undo encodings (`readings`). As in the field: n-grams of 13
-words, shorter texts whole from 8 words on (Brown et al. 2020, appendix C). Folded, so wrapping, case and escapes make no difference.
-"""
+"""Index held-out texts as n-grams of words, search them in other text. As in the field: 13 words, shorter texts whole from 8 words on
+(Brown et al. 2020, appendix C). Folded, so wrapping, case and escapes make no difference."""
 
 from __future__ import annotations
 

@@ -445,7 +445,7 @@ def test_a_signal_in_the_last_intake_loses_no_submission(cluster: Cluster) -> No
     script = (
         BASH
         + "echo start >> code/starts; cp -r $MODEL_PATH output/v1; mkdir drop\n"
-        + 'for i in $(seq 300); do echo \'{"model_path": "output/v1"}\' > drop/m$i.json; done\n'
+        + 'for i in $(seq 120); do echo \'{"model_path": "output/v1"}\' > drop/m$i.json; done\n'
         + "mv drop/*.json submissions/\n"
     )
     run_id = one(cluster, script)
@@ -460,7 +460,7 @@ def test_a_signal_in_the_last_intake_loses_no_submission(cluster: Cluster) -> No
         assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
     assert view.sealed is not None and view.sealed.ended_by is EndedBy.AGENT_EXIT and view.sealed.exit_code == 0
-    assert len(view.accepted()) == 300
+    assert len(view.accepted()) == 120
     assert (cluster.workspace(run_id) / "code" / "starts").read_text() == "start\n"
 
 

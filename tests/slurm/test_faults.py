@@ -35,6 +35,7 @@ while True:
 """
 
 
+@pytest.mark.soak
 def test_scontrol_requeue_goes_on_where_it_was(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("beats", BEATS)

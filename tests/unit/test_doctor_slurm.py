@@ -25,8 +25,8 @@ def test_limits_of_a_user_and_of_the_account(fake: Fake) -> None:
         esac""",
     )
     config = {"AccountingStorageEnforce": "associations,limits", "ClusterName": "c"}
-    found = by_name(scheduler.check_limits(config, profile(account="other")))
-    assert state(found["your accounts"]) == "problem" and "lab; the profile says other" in found["your accounts"].value
+    found = by_name(scheduler.check_limits(config, profile()))
+    assert found["your accounts"].value == "lab"
     assert "MaxSubmit 500" in found["account lab"].value
     assert state(found["account lab, all users"]) == "warning"
     assert "step" in found["account lab, all users"].do_this
