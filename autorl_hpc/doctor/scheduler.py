@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,9 +27,7 @@ UNNAMED = ClusterProfile.model_validate(
 
 ASK_S = 15.0
 SLOW_S = 5.0  # the watcher asks every half minute
-OLDEST = (20, 11)  # states and options were read from the manuals of 20.11 to 25.05; tests run under 22.05
 LITTLE_MEMORY_MIB = 4096
-NO_PREEMPTION = ("none", "(null)", "not told")
 CLIENTS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
 
 
@@ -51,21 +49,9 @@ def answered(config: Config, took_s: float) -> Finding:
     return ok("controller", value)
 
 
-def check_configuration(config: Config, profile: ClusterProfile) -> Iterator[Finding]:
-    text = config.get("SLURM_VERSION", "not told")
-    numbers = tuple(int(number) for number in re.findall(r"\d+", text)[:2])
-    if len(numbers) == 2 and numbers < OLDEST:
-        so_what = "older than what this suite was made for: 20.11 and later"
-        yield warning("version", text, so_what, "try `launch` with one short run first")
-    else:
-        yield ok("version", text)
-    yield _accounting(config)
-    yield _max_array_size(config, profile.limits.max_array_size)
-    if not profile.requeue:
-        so_what = "a run whose node dies stays interrupted"
-        yield note("JobRequeue", "the profile forbids it", so_what, "launch again: it goes on where it stopped")
-    yield _preemption(config)
-    yield _memory_default(config, profile)
+def check_configuration(config: Config, profile: ClusterProfile) -> list[Finding]:
+    size = _max_array_size(config, profile.limits.max_array_size)
+    return [_accounting(config), size, _memory_default(config, profile)]
 
 
 def _accounting(config: Config) -> Finding:
@@ -93,16 +79,6 @@ def _max_array_size(config: Config, own: int | None) -> Finding:
     if int(text) <= 1:
         return problem(name, f"{text}: arrays are off", "agents are submitted as arrays", "ask the site")
     return ok(name, f"{text}; larger experiments are split")
-
-
-def _preemption(config: Config) -> Finding:
-    kind = config.get("PreemptType", "not told").removeprefix("preempt/")
-    if kind in NO_PREEMPTION:
-        return ok("preemption", kind)
-    mode = config.get("PreemptMode", "?")
-    goes_on = "must be launched again, and goes on" if "CANCEL" in mode else "goes on"
-    so_what = f"a run that is preempted {goes_on} in its next attempt; its clock stands still meanwhile"
-    return note("preemption", f"{kind}, {mode}", so_what, "agents lose what they have not saved")
 
 
 def _memory_default(config: Config, profile: ClusterProfile) -> Finding:
