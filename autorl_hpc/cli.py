@@ -9,21 +9,60 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from typer import Argument, Option, Typer
+from typer import Argument, BadParameter, Context, Option, Typer
+from typer import Exit as Leave
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError, Exit, visible
 from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, RunDir, default_root, share
 
+PLAIN: Any = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+
+
+class Commands(TyperGroup):
+    """The suite's commands, and those of installed extensions (entry points of the group `autorl_hpc.commands`). An extension's module is
+    loaded when its command is asked for or listed; one that fails to load is reported and skipped."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        return [*own, *sorted(self._extensions().names - set(own))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is not None or cmd_name not in self._extensions().names:
+            return found
+        entry = self._extensions()[cmd_name]
+        try:
+            command = entry.load()
+        except Exception as error:
+            _say(f"autorl-hpc: extension {entry.value} does not load: {error}")
+            return None
+        holder = Typer(add_completion=False, **PLAIN)
+        holder.callback()(lambda: None)  # with one, it is a group
+        if isinstance(command, Typer):
+            holder.add_typer(command, name=cmd_name)
+        else:
+            holder.command(name=cmd_name)(command)
+        group: Any = get_command(holder)
+        return group.get_command(ctx, cmd_name)
+
+    @staticmethod
+    def _extensions() -> Any:
+        from importlib.metadata import entry_points
+
+        return entry_points(group="autorl_hpc.commands")
+
+
 app = Typer(
     name="autorl-hpc",
+    cls=Commands,
     help="Measures whether LLM agents can do RL post-training, as a batch suite for Slurm clusters.\n\n"
     "Example: autorl-hpc quickstart",
     no_args_is_help=True,
     add_completion=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    **PLAIN,
 )
 
 ROOT_HELP = f"Folder with store/, vault/ and runs/ (default: ${ROOT_VARIABLE}, else the current folder)."
@@ -57,7 +96,7 @@ def _root(given: Path | None) -> Root:
 def _main(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
     if version:
         print(f"autorl-hpc {__version__}")
-        raise typer.Exit
+        raise Leave
 
 
 @app.command()
@@ -73,7 +112,7 @@ def quickstart(
     """
     from autorl_hpc.quickstart import run_quickstart
 
-    raise typer.Exit(run_quickstart(_root(root or Path("autorl-quickstart")).path, jobs, _say))
+    raise Leave(run_quickstart(_root(root or Path("autorl-quickstart")).path, jobs, _say))
 
 
 STAGE_HELP = "Tasks, base models and environments: arithmetic, gsm8k, tiny, ORG/MODEL[@REVISION], env:NAME."
@@ -102,17 +141,12 @@ def stage(
 
     put_first(tasks or [])
     if not names and source is None:
-        raise typer.BadParameter("Missing argument 'NAMES...'.")
+        raise BadParameter("Missing argument 'NAMES...'.")
     if wrong := [one for one in settings or [] if "=" not in one]:
-        raise typer.BadParameter(f"--set takes NAME=VALUE, not {wrong[0]}")
+        raise BadParameter(f"--set takes NAME=VALUE, not {wrong[0]}")
     given = dict(one.split("=", 1) for one in settings or [])
-    more: Any = {
-        "settings": given,
-        "requirements": requirements,
-        "bundle": bundle,
-        "again": again,
-        "keep_sources": keep_sources,
-    }
+    more: Any = {"settings": given, "requirements": requirements, "bundle": bundle}
+    more |= {"again": again, "keep_sources": keep_sources}
     done = stage.stage(_root(root), names or [], source=source, say=_say, **more)
     if as_json:
         print_json(done)
@@ -202,7 +236,7 @@ def logs(
     asked = {"agent": agent, "gateway": gateway, "supervisor": supervisor, "grader": grader}
     of: Any = [name for name, given in asked.items() if given] or ["agent"]
     if len(of) > 1:
-        raise typer.BadParameter("give one of --agent, --gateway, --supervisor and --grader")
+        raise BadParameter("give one of --agent, --gateway, --supervisor and --grader")
     print_logs(RunDir(run.absolute()), of[0], follow, lambda line: print(line, flush=follow))
 
 
@@ -234,14 +268,14 @@ def report(
     from autorl_hpc.report import report
 
     if light and out is None:
-        raise typer.BadParameter("--light needs --out DIR")
+        raise BadParameter("--light needs --out DIR")
     site = {"whole": out is not None, "light": light}
     options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare, one_file=one_file, **site)
     if any(path.is_file() and path.suffix != ".csv" for path in paths):
         from autorl_hpc.evidence.unpack import lay_out
 
         if out is None or watch or not all(path.is_file() for path in paths):
-            raise typer.BadParameter("bundles are reported by themselves, and need --out DIR")
+            raise BadParameter("bundles are reported by themselves, and need --out DIR")
         paths, options = lay_out(paths, out / "bundles", _say), replace(options, unpacked=True)
     if watch:
         report.watch_report(paths, out, options, every, _say)
@@ -283,7 +317,7 @@ def verify(
     results += verify_bundles(bundles)
     print_json([r.as_dict() for r in results]) if as_json else print(visible("\n".join(as_lines(results))))
     if any(not result.whole for result in results):
-        raise typer.Exit(Exit.FAILED)
+        raise Leave(Exit.FAILED)
 
 
 @app.command()
@@ -305,8 +339,8 @@ def anchor(
         print_json([one.model_dump(mode="json") for one in made])
         return
     for one in made:
-        print(f"{one.heads.experiment}: {len(one.heads.runs)} runs, head {one.heads.head}")
-    print(f"added to {out}")
+        print(visible(f"{one.heads.experiment}: {len(one.heads.runs)} runs, head {one.heads.head}"))
+    print(visible(f"added to {out}"))
 
 
 @app.command()
@@ -369,7 +403,7 @@ def rescore(
         from autorl_hpc_leaderboard import bulk
 
         if out is None or (expect is not None and len(bundles) > 1):
-            raise typer.BadParameter("several bundles, and --submit, need --out DIR and no --expect")
+            raise BadParameter("several bundles, and --submit, need --out DIR and no --expect")
         if submit is not None:
             key = str(judge_key.absolute()) if judge_key is not None else None
             same = {
@@ -383,12 +417,12 @@ def rescore(
             bulk.submit(bundles, out, submit, [*words, *_each("--tasks", tasks)], place.path, _say)
             return
         if not bulk.rescore_here(bundles, out, lambda one: rescore_bundle(place, one, asked, _say).as_dict(), _say):
-            raise typer.Exit(Exit.FAILED)
+            raise Leave(Exit.FAILED)
         return
     done = rescore_bundle(place, bundles[0], asked, _say)
     print_json(done.as_dict()) if as_json else print(visible("\n".join(done.as_lines())))
     if not done.holds:
-        raise typer.Exit(Exit.FAILED)
+        raise Leave(Exit.FAILED)
 
 
 def _each(option: str, folders: list[Path] | None) -> list[str]:
@@ -399,6 +433,7 @@ def _each(option: str, folders: list[Path] | None) -> list[str]:
 def doctor(
     cluster: Annotated[str | None, Option("--cluster", help="A profile of jobs/clusters/, or its file.")] = None,
     no_jobs: Annotated[bool, Option("--no-jobs", help="Submit nothing: what needs a job stays unknown.")] = False,
+    every: Annotated[bool, Option("--all", help="Print every finding, not only what to do.")] = False,
     agents: AgentsOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
@@ -419,8 +454,8 @@ def doctor(
     else:
         from rich.console import Console
 
-        doctor.show(findings, Console())
-    raise typer.Exit(doctor.exit_code(findings))
+        doctor.show(findings, Console(), every=every)
+    raise Leave(doctor.exit_code(findings))
 
 
 @app.command()
@@ -438,7 +473,7 @@ def cancel(
     facts = cancel_runs(ExperimentDir(experiment.absolute()), runs or [], _say)
     print_json(facts) if as_json else print(visible(facts["text"]))
     if facts["not_sealed"] or facts["jobs_left"]:
-        raise typer.Exit(Exit.FAILED)
+        raise Leave(Exit.FAILED)
 
 
 @app.command()
@@ -452,7 +487,7 @@ def attach(run: Annotated[Path, Argument(help="The folder of a run of agent `she
     attach_to(RunDir(run.absolute()))
 
 
-def _agent_side(context: typer.Context) -> None:
+def _agent_side(context: Context) -> None:
     import runpy
 
     os.environ["AUTORL_TOOL"] = tool = str(context.info_name)
@@ -471,26 +506,6 @@ for _tool, _help in {
     app.command(name=_tool, help=_help, context_settings=_PASS_ON)(_agent_side)
 
 
-def add_extensions() -> None:
-    """Add the commands of installed extensions: entry points of the group `autorl_hpc.commands`. One that fails to load is reported and skipped.
-    Called again it does nothing."""
-    from importlib.metadata import entry_points
-
-    there = {one.name for one in app.registered_commands} | {one.name for one in app.registered_groups}
-    for found in sorted(entry_points(group="autorl_hpc.commands")):
-        if found.name in there:
-            continue
-        try:
-            command = found.load()
-        except Exception as error:
-            _say(f"autorl-hpc: extension {found.value} does not load: {error}")
-            continue
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=found.name)
-        else:
-            app.command(name=found.name)(command)
-
-
 # --- what queued jobs run, not people; each can be restarted at any time
 
 
@@ -505,12 +520,13 @@ def job(
     try:
         code = _job(what, ExperimentDir(experiment), name)
     finally:
-        if what in ("grader", "chain", "finish", "report"):
+        # A grader that its job starts again does not look: it would find nobody else.
+        if what in ("grader", "task", "chain", "finish", "report") and name != "kept":
             from importlib.metadata import entry_points
 
             for found in entry_points(group="autorl_hpc.after_jobs"):  # extensions: they never raise
                 found.load()(ExperimentDir(experiment))
-    raise typer.Exit(code)
+    raise Leave(code)
 
 
 def _job(what: str, experiment: ExperimentDir, name: str) -> int:
@@ -563,7 +579,7 @@ def _job(what: str, experiment: ExperimentDir, name: str) -> int:
             local.wait_for_end(experiment)
             _finish(experiment)
         case _:
-            raise typer.BadParameter(f"there is no job `{what}`")
+            raise BadParameter(f"there is no job `{what}`")
     return Exit.OK
 
 

@@ -14,10 +14,8 @@ def main() -> None:
 
 def _run() -> None:
     _restore_gpus()
-    from autorl_hpc.cli import add_extensions, app  # in here, so that a ctrl-C while it loads is one, too
+    from autorl_hpc.cli import app  # in here, so that a ctrl-C while it loads is one, too
 
-    if sys.argv[1:2] != ["job"]:  # jobs run frozen code, which an extension need not fit
-        add_extensions()
     app()
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import IntEnum
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from autorl_hpc.states import Fault
@@ -101,17 +105,42 @@ def room_at(where: str | os.PathLike[str]) -> str:
     return f"; file system {place}: {free:.1f} of {total:.1f} GiB free, {room.f_favail} of {room.f_files} files"
 
 
+def _denied(where: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return in words whose folder or file denies a path, and what to do, with the option or argument that leads there."""
+    import pwd
+    import stat
+
+    path, how = Path(os.path.abspath(where)), "by --root or $AUTORL_ROOT"
+    for place in (path, *path.parents):
+        with suppress(OSError):
+            info = place.stat()
+            break
+    try:
+        owner = pwd.getpwuid(info.st_uid).pw_name
+    except KeyError:
+        owner = f"user {info.st_uid}"
+    for before, word in pairwise(["", *sys.argv[1:]]):
+        option, equals, value = word.partition("=") if word.startswith("--") else (before, before.startswith("-"), word)
+        if value and path.is_relative_to(os.path.abspath(value)):
+            how = f"by {option}" if equals else f"in place of {word}"
+    said = f"; {place} belongs to {owner} ({stat.filemode(info.st_mode)})"
+    return said, f"ask {owner} for access, or give another path {how}"
+
+
 def from_os_error(error: OSError, doing: str, where: str | os.PathLike[str]) -> AutorlError:
     """Return an AutorlError for an OSError, with advice for full disks, quotas and permissions; `doing` names the action."""
     import errno
 
-    other = "choose a folder that you may write to (--root, or AUTORL_ROOT)"
+    more, other = "", "choose a folder that you may write to (--root or $AUTORL_ROOT)"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        more, other = _denied(where)
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        more = room_at(where)
     advice = {
         errno.ENOSPC: "free some space, or point --root at another file system, then run the same command again",
         errno.EDQUOT: "your quota is used up: free some space, then run the same command again",
         **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), other),
         errno.ENOTDIR: "a part of this path is a file: remove it or choose another folder (--root)",
     }.get(error.errno or 0, "see the message; nothing written before is lost")
-    full = room_at(where) if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else ""
-    what, code = f"{doing} failed: {error.strerror or error}{full}", Exit.ENVIRONMENT
+    what, code = f"{doing} failed: {error.strerror or error}{more}", Exit.ENVIRONMENT
     return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=code)

@@ -1,5 +1,4 @@
-"""The table of an experiment's Slurm jobs, why one ended, and the files slurm.json (submitted) and seen.json
-(watched)."""
+"""The table of an experiment's Slurm jobs, why one ended, and the files slurm.json (submitted) and seen.json (watched)."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class JobTable:
 
     @classmethod
     def of(cls, jobs: SlurmJobs, seen: Iterable[SeenJob], *, asked_back: bool = False) -> JobTable:
-        """Match jobs by name, since Slurm may reuse ids; with `asked_back` also those that a failed launch takes
-        back."""
+        """Match jobs by name, since Slurm may reuse ids; with `asked_back` also those that a failed launch takes back."""
         by_name: dict[str, list[SeenJob]] = {}
         for job in seen:
             by_name.setdefault(job.name, []).append(job)

@@ -1,5 +1,4 @@
-"""Cluster profiles (jobs/clusters/<name>.yaml): find and read them, query the site's limits, write bash lines and
-options."""
+"""Cluster profiles (jobs/clusters/<name>.yaml): find and read them, query the site's limits, write bash lines and options."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ def load_profile(name: str) -> ClusterProfile:
 
 
 def scratch_folder(profile: ClusterProfile, where: str | Path) -> Path | None:
-    """Return the folder for workspaces, its variables expanded here: every attempt must find the same one. Raises
-    AutorlError."""
+    """Return the folder for workspaces, its variables expanded here: every attempt must find the same one. Raises AutorlError."""
     if profile.scratch is None:
         return None
     path = os.path.expanduser(os.path.expandvars(profile.scratch))
@@ -101,8 +99,7 @@ class Site:
 
 
 def ask(profile: ClusterProfile) -> Site:
-    """Query the scheduler's limits; the profile's own come first. Raises SchedulerError: no answer; AutorlError: no
-    such partition."""
+    """Query the scheduler's limits; the profile's own come first. Raises SchedulerError: no answer; AutorlError: no such partition."""
     told = config().get("MaxArraySize", "")
     size = profile.limits.max_array_size or (int(told) if told.isdigit() else 0) or DEFAULT_MAX_ARRAY_SIZE
     known = partitions()
@@ -146,8 +143,7 @@ def with_variables(text: str) -> str:
 
 
 def python_command(profile: ClusterProfile, folders: Iterable[str]) -> str:
-    """Return the Python of jobs as bash words; a container's with these folders bound. The profile's $VARS are expanded
-    in the job."""
+    """Return the Python of jobs as bash words; a container's with these folders bound. The profile's $VARS are expanded in the job."""
     if profile.container is None:
         return with_variables(profile.python) if profile.python else shlex.quote(sys.executable)
     container = profile.container

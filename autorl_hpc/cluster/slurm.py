@@ -1,5 +1,4 @@
-"""Slurm's clients (sbatch, squeue, scancel, scontrol, sacct), our jobs in them, and an experiment's head in a job
-comment."""
+"""Slurm's clients (sbatch, squeue, scancel, scontrol, sacct), our jobs in them, and an experiment's head in a job comment."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
 
 
 def sbatch(script: str, options: Sequence[str]) -> str:
-    """Submit a script, and return what sbatch says beside the job's number. Raises SchedulerError: refused, or no
-    answer."""
+    """Submit a script, and return what sbatch says beside the job's number. Raises SchedulerError: refused, or no answer."""
     env = without_secrets(without_scheduler(os.environ))
     env.pop("PYTHONPATH", None)
     answer = ask(["sbatch", "--parsable", *options], env={**env, "LC_ALL": "C"}, limit_s=SUBMIT_LIMIT_S, given=script)
@@ -172,8 +170,7 @@ def _by_scontrol(job_id: str) -> dict[str, dict[str, str]]:
 
 
 def lives(job_id: str, name: str) -> bool:
-    """Return whether scontrol shows this task, or those that wait with it, under this name and not over. Raises
-    SchedulerError."""
+    """Return whether scontrol shows this task, or those that wait with it, under this name and not over. Raises SchedulerError."""
     try:
         known = _by_scontrol(job_id)
     except SchedulerError as error:
@@ -195,8 +192,7 @@ def key_values(line: str) -> dict[str, str]:
 
 
 def accounting(names: Iterable[str]) -> list[SeenJob] | None:
-    """Return our jobs by sacct, the last record of each; None without accounting or its database. Raises
-    SchedulerError."""
+    """Return our jobs by sacct, the last record of each; None without accounting or its database. Raises SchedulerError."""
     argv = [
         *("sacct", "--noheader", "--allocations", "--parsable2", f"--delimiter={SEPARATOR}", f"--uid={os.geteuid()}"),
         *("--starttime=now-60days", f"--name={','.join(sorted(set(names)))}"),
@@ -238,8 +234,7 @@ def own_id() -> str | None:
 
 
 def own_job() -> tuple[str, float | None] | None:
-    """Return state and seconds left of this process's job; None if unknown. Without squeue, by the end time in a
-    variable."""
+    """Return state and seconds left of this process's job; None if unknown. Without squeue, by the end time in a variable."""
     job_id, me = os.environ.get("SLURM_JOB_ID"), own_id()
     if job_id is None:
         return None

@@ -54,9 +54,7 @@ WORDS_CHARS = 200
 
 INSTALL = f"install vllm in the graders' environment, or name the program `vllm` of another one: `vllm:` of the cluster's profile, or ${PROGRAM_VARIABLE}"
 TRY = "try one short run first"
-ABSENT = (
-    86  # exit code for "no vLLM": a Python that can't start exits with 1, and a shell that does not find it with 127
-)
+ABSENT = 86  # exit code for "no vLLM": a Python that can't start exits with 1, a shell that doesn't find it with 127
 ASKED = f"import importlib.util, sys; sys.exit({ABSENT} if importlib.util.find_spec('vllm') is None else 0)"
 
 
@@ -79,8 +77,7 @@ def python_beside(program: str) -> str | None:
 
 
 def look_for_engine(profile: ClusterProfile | None, environ: Mapping[str, str], doubt: str = "") -> VllmOnHost:
-    """Return whether graders would find a Python with vLLM. `environ`: of jobs, after modules and setup; `doubt`: what
-    is unknown of it."""
+    """Return whether graders would find a Python with vLLM. `environ`: of jobs, after modules and setup; `doubt`: what is unknown of it."""
     if profile is not None and profile.container is not None:
         return VllmOnHost("note", "vLLM must be in the image that jobs run in, which is not looked into")
     named = environ.get(PROGRAM_VARIABLE) or (profile.vllm if profile is not None else None)

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -46,20 +47,17 @@ def diagnose(root: Path, cluster: str | None, *, jobs: bool, say: Say) -> list[F
         found += _files("Files of the root", root)
         if scratch is not None:
             found += _files(SCRATCH_GROUP, scratch, like=place)
-        found += [
-            *in_group(SCRATCH_GROUP, *wrong),
-            *examine("Home", _kind_and_space(storage.existing(Path.home()), like=place)),
-        ]
+        found += in_group(SCRATCH_GROUP, *wrong)
+        found += examine("Home", Check("quota", lambda: storage.quota(Path.home()), 25.0))
         found += host.check_agents(profile, root) + host.check_engine(profile)
-        return found + [each for group, checks in host.checks().items() for each in examine(group, checks)]
+        return found + [each for group, checks in host.checks().items() for each in examine(group, *checks)]
 
 
 def _slurm(profile: ClusterProfile) -> tuple[list[Finding], bool]:
     there = scheduler.clients()
     if profile.scheduler == "local":
-        there = note(
-            "Slurm", f"not looked at: the profile `{profile.name}` is of this machine alone", "no job is queued"
-        )
+        value = f"not looked at: the profile `{profile.name}` is of this machine alone"
+        there = note("Slurm", value, "no job is queued")
     if there.state is State.NOTE:
         return in_group("Slurm", there), False
     began = time.monotonic()
@@ -78,34 +76,29 @@ def _slurm(profile: ClusterProfile) -> tuple[list[Finding], bool]:
         ("Limits", scheduler.check_limits, 60.0),
         ("Partitions", scheduler.check_partitions, 240.0),
     ):
-        found += examine(group, [Check(group, partial(look, config, profile), limit_s)])
+        found += examine(group, Check(group, partial(look, config, profile), limit_s))
     return found, there.state is State.OK
 
 
-def _kind_and_space(place: Path, like: Path | None) -> list[Check]:
-    if _one_device(place, like):
-        return [Check("file system", lambda: ok("file system", "the root's"))]
-    return [
-        Check("file system", lambda: storage.kind(place)),
-        Check("space", lambda: storage.space(place)),
-        Check("quota", lambda: storage.quota(place), 25.0),
-    ]
-
-
 def _files(group: str, folder: Path, like: Path | None = None) -> list[Finding]:
+    """Examine a folder's file system; nothing but write access where it is that of `like`."""
     place, there = storage.existing(folder), ok("folder", str(folder))
     if place != folder:
         there = note("folder", f"{folder} is not there yet", f"looked at {place} in its place")
     access = storage.writable(place)
-    found = in_group(group, there, access) + examine(group, _kind_and_space(place, like))
-    if access.state is not State.OK or _one_device(place, like):
+    found = in_group(group, there, access)
+    if like is not None and place.stat().st_dev == like.stat().st_dev:
+        return [*found, *in_group(group, ok("file system", "the root's"))]
+    found += examine(
+        group,
+        Check("file system", lambda: storage.kind(place)),
+        Check("space", lambda: storage.space(place)),
+        Check("quota", lambda: storage.quota(place)),
+    )
+    if access.state is not State.OK:
         return found
     with trial_jobs.probe_folder(place) as tried:  # by this thread: ctrl-C reaches it
-        return found + examine(group, [Check("tried by doing", lambda: storage.probes(tried), 60.0)])
-
-
-def _one_device(place: Path, like: Path | None) -> bool:
-    return like is not None and place.stat().st_dev == like.stat().st_dev
+        return found + examine(group, Check("tried by doing", lambda: storage.probes(tried), 60.0))
 
 
 def exit_code(findings: Sequence[Finding]) -> Exit:
@@ -116,37 +109,45 @@ def exit_code(findings: Sequence[Finding]) -> Exit:
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "findings": [finding.as_json() for finding in findings],
-        "problems": sum(finding.state is State.PROBLEM for finding in findings),
-    }
+    problems = sum(finding.state is State.PROBLEM for finding in findings)
+    return {"schema_version": SCHEMA_VERSION, "findings": [each.as_json() for each in findings], "problems": problems}
 
 
-# The page on a terminal: one line a finding, and what follows from those that are not ok
+# The page on a terminal: what to do, the worst first; then, if asked for, every finding by group
 
 STYLES = dict(zip(State, ("green", "cyan", "yellow", "bold red", "magenta"), strict=True))
+TO_DO = (State.PROBLEM, State.WARNING, State.UNKNOWN)
 STATE_WIDTH, CHECK_WIDTH, LEAST_WIDTH = 8, 25, 60
 
 
-def show(findings: Sequence[Finding], console: Console) -> None:
-    """Print the groups in their order, and a count at the end."""
+def show(findings: Sequence[Finding], console: Console, *, every: bool = False) -> None:
+    """Print what to do, a count, and with `every` all findings in their groups."""
     from rich.text import Text
 
-    group = None
-    for finding in findings:
-        if finding.group != group:
-            console.print(Text(finding.group if group is None else f"\n{finding.group}", style="bold"), soft_wrap=True)
-            group = finding.group
-        told = [] if finding.state is State.OK else [("so what", finding.so_what), ("do this", finding.do_this)]
-        rows = [(f"{finding.state:<{STATE_WIDTH}}{finding.check:<{CHECK_WIDTH}} {finding.value}", CHECK_WIDTH + 1)]
+    def head(text: str) -> None:
+        console.print(Text(text, style="bold"), soft_wrap=True)
+
+    def show_one(finding: Finding, first: str, *, in_words: bool) -> None:
+        told = [("so what", finding.so_what), ("do this", finding.do_this)] if in_words else []
+        rows = [(f"{finding.state:<{STATE_WIDTH}}{first} {finding.value}", CHECK_WIDTH + 1 if every else 0)]
         for text, indent in [*rows, *((f"{'':{STATE_WIDTH}}{label}: {words}", 9) for label, words in told if words)]:
             hanging = " " * (STATE_WIDTH + indent)
             lines = fill(text, max(console.width, LEAST_WIDTH), subsequent_indent=hanging, break_on_hyphens=False)
             shown = Text(lines)
             shown.stylize(STYLES[finding.state], 0, STATE_WIDTH)
             console.print(shown, soft_wrap=True)
+
     numbers = Counter(finding.state for finding in findings)
-    plural = {State.NOTE, State.WARNING, State.PROBLEM}
-    counts = [f"{numbers[each]} {each}{'s' if each in plural and numbers[each] != 1 else ''}" for each in State]
-    console.print(Text(f"\n{', '.join(counts)}", style="bold"), soft_wrap=True)
+    to_do = sorted((each for each in findings if each.state in TO_DO), key=lambda each: TO_DO.index(each.state))
+    head("What to do" if to_do else "Nothing to do")
+    for finding in to_do:
+        show_one(finding, f"{finding.group}, {finding.check}:", in_words=True)
+    for group, found in groupby(findings if every else (), lambda finding: finding.group):
+        head(f"\n{group}")
+        for finding in found:
+            show_one(finding, f"{finding.check:<{CHECK_WIDTH}}", in_words=finding.state is State.NOTE)
+    counts = [
+        f"{numbers[each]} {each}{'' if numbers[each] == 1 or each in (State.OK, State.UNKNOWN) else 's'}"
+        for each in State
+    ]
+    head(f"\n{', '.join(counts)}{'' if every else '; all of them: --all'}")

@@ -13,7 +13,7 @@ from autorl_hpc.states import StrEnum
 
 CHECK_LIMIT_S = 30.0
 TOOL_LIMIT_S = 10.0  # `quota` asks every file server; one that is down keeps it waiting
-MAX_VALUE_CHARS = 600
+MAX_CHARS = 600
 
 
 class State(StrEnum):
@@ -38,16 +38,12 @@ class Finding:
     group: str = ""
 
     def __post_init__(self) -> None:
-        # What other programs print must not steer the terminal.
-        line = " ".join("".join(char if char.isprintable() else " " for char in self.value).split())
-        object.__setattr__(self, "value", line[:MAX_VALUE_CHARS])
+        for name in ("check", "value", "so_what", "do_this", "group"):  # words of programs must not steer the terminal
+            line = "".join(char if char.isprintable() else " " for char in getattr(self, name))
+            object.__setattr__(self, name, " ".join(line.split())[:MAX_CHARS])
 
     def as_json(self) -> dict[str, str]:
         return {**asdict(self), "state": str(self.state)}
-
-
-NOT_KNOWN = "what follows from it can't be said beforehand"
-ASK_AGAIN = "run the doctor again; if it stays so, ask the site, or try a small launch"
 
 
 def ok(check: str, value: str) -> Finding:
@@ -66,8 +62,9 @@ def problem(check: str, value: str, so_what: str, do_this: str) -> Finding:
     return Finding(check, State.PROBLEM, value, so_what, do_this)
 
 
-def unknown(check: str, value: str, so_what: str = NOT_KNOWN, do_this: str = ASK_AGAIN) -> Finding:
-    return Finding(check, State.UNKNOWN, value, so_what, do_this)
+def unknown(check: str, value: str, so_what: str = "", do_this: str = "") -> Finding:
+    so_what = so_what or "what follows from it can't be said beforehand"
+    return Finding(check, State.UNKNOWN, value, so_what, do_this or "run the doctor again, or try a small launch")
 
 
 def in_group(group: str, *found: Finding) -> list[Finding]:
@@ -83,18 +80,15 @@ class Check:
     limit_s: float = CHECK_LIMIT_S
 
 
-def examine(group: str, checks: Iterable[Check]) -> list[Finding]:
+def examine(group: str, *checks: Check) -> list[Finding]:
     """Run the checks one after the other, each within its time limit."""
     return in_group(group, *(found for check in checks for found in _run(check)))
 
 
 def _run(check: Check) -> list[Finding]:
     """Run a check in its own thread: a call that the kernel doesn't answer can't be ended, only left behind."""
-    value, advice = (
-        f"no answer within {check.limit_s:.0f} s",
-        "try the same by hand; tell the site's people if it hangs",
-    )
-    found = [unknown(check.name, value, "what hangs here will hang in a job too", advice)]
+    so_what, advice = "what hangs here will hang in a job too", "try the same by hand; tell the site if it hangs"
+    found = [unknown(check.name, f"no answer within {check.limit_s:.0f} s", so_what, advice)]
 
     def look() -> None:
         nonlocal found
@@ -127,12 +121,3 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def size(count: float) -> str:
-    """Format a number of bytes: 5 B, 2.0 KiB, 50 GiB."""
-    units = iter(("B", "KiB", "MiB", "GiB", "TiB"))
-    unit = next(units)
-    while count >= 1024 and unit != "TiB":
-        count, unit = count / 1024, next(units)
-    return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"

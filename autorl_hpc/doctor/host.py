@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,6 @@ from autorl_hpc.doctor.finding import (
     ok,
     problem,
     said,
-    size,
     unknown,
     warning,
 )
@@ -66,73 +66,49 @@ from autorl_hpc.sandbox.sandbox_plan import (
 )
 from autorl_hpc.states import Network, SandboxLevel
 
-LEAST_LIMIT = 1024
+LEAST_FILES = 1024
 SLOW_IMPORT_S = 15.0
 MODULES = ("pydantic", "yaml", "numpy", "submitit", "typer", "rich", "jinja2")  # what jobs import
 
 
-def python() -> Finding:
-    return ok("Python", f"{platform.python_version()}, autorl-hpc {__version__}")
-
-
-def imports() -> Finding:
+def packages() -> Finding:
     """Import what jobs need, and measure the time: a shared file system may be slow with small files."""
-    began = time.monotonic()
+    name, began = "Python and packages", time.monotonic()
     try:
-        for name in MODULES:
-            importlib.import_module(name)
+        for module in MODULES:
+            importlib.import_module(module)
     except ImportError as error:
         advice = "set `python` in the cluster's profile to one with autorl-hpc installed, on a file system nodes see"
-        return problem("packages", f"{sys.executable}: {error}", "jobs end at their first line", advice)
+        return problem(name, f"{sys.executable}: {error}", "jobs end at their first line", advice)
     took = time.monotonic() - began
-    value = f"all there, imported in {took:.1f} s"
+    value = f"{platform.python_version()}, autorl-hpc {__version__}, imported in {took:.1f} s"
     if took > SLOW_IMPORT_S:
-        return warning("packages", value, "every job starts that late", "put the environment on a faster file system")
-    return ok("packages", value)
+        return warning(name, value, "every job starts that late", "put the environment on a faster file system")
+    return ok(name, value)
 
 
-LIMITS = {
-    "open files": (
-        resource.RLIMIT_NOFILE,
-        "data loaders and checkpoints in many shards fail with `too many open files`",
-        "`setup: [ulimit -n {}]` in the cluster's profile",
-    ),
-    "processes of yours": (
-        resource.RLIMIT_NPROC,
-        "it counts all your processes and threads on a host; training starts hundreds",
-        "work in jobs, or ask for a higher limit",
-    ),
-}
-
-
-def limit(name: str) -> Finding:
-    number, so_what, advice = LIMITS[name]
-    soft, hard = resource.getrlimit(number)
-    shown, most = ("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in (soft, hard))
-    value = f"{shown} (may be raised to {most})"
-    return warning(name, value, so_what, advice.format(most)) if 0 <= soft < LEAST_LIMIT else ok(name, value)
-
-
-def memory() -> Finding:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return ok("memory and CPUs", f"{size(total)}, {len(os.sched_getaffinity(0))} CPUs for this process")
+def open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    value = f"{soft} (may be raised to {hard})"
+    if 0 <= soft < LEAST_FILES:
+        so_what = "data loaders and checkpoints in many shards fail with `too many open files`"
+        return warning("open files", value, so_what, f"`setup: [ulimit -n {hard}]` in the cluster's profile")
+    return ok("open files", value)
 
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 def offline(environment: Mapping[str, str]) -> list[Finding]:
     """Tell the variables that are set; nothing is contacted, and no proxy's address is shown."""
-    there = [f"{name}={environment[name]}" for name in OFFLINE if environment.get(name)]
-    value = ", ".join(there) or "none set"
-    found = ok("offline variables", f"{value}; agents get HF_HUB_OFFLINE=1, TRANSFORMERS_OFFLINE=1")
-    proxies = sorted({name.lower() for name in environment if name.lower() in PROXIES and environment[name]})
-    if not proxies:
-        return [found, ok("proxies", "none set")]
-    so_what = "agents don't get them: what an agent downloads through a proxy fails"
-    advice = "stage what agents need before (autorl-hpc stage)"
-    return [found, note("proxies", f"set: {', '.join(proxies)}", so_what, advice)]
+    value = ", ".join(f"{name}={environment[name]}" for name in OFFLINE if environment.get(name)) or "none set"
+    found = [ok("offline variables", f"{value}; agents get HF_HUB_OFFLINE=1, TRANSFORMERS_OFFLINE=1")]
+    if proxies := sorted({name.lower() for name in environment if name.lower() in PROXIES and environment[name]}):
+        so_what = "agents don't get them: what an agent downloads through a proxy fails"
+        advice = "stage what agents need before (autorl-hpc stage)"
+        found.append(note("proxies", f"set: {', '.join(proxies)}", so_what, advice))
+    return found
 
 
 # GPUs as a host shows them, and as a job is told which are its own
@@ -146,16 +122,11 @@ def cards() -> Finding:
     if answer.missing:
         return ok("cards", "no nvidia-smi on this host")
     names = Counter(re.findall(r"(?m)^GPU \d+: (.+?) \(UUID: \S+\)", answer.out))
-    slices = Counter(re.findall(r"(?m)^\s+MIG (\S+)", answer.out))
     if answer.code != 0 or not names:
         so_what = "programs here will find no GPU"
         return unknown("cards", f"nvidia-smi says: {said(answer)}", so_what, "none is needed on a login node")
-    value = ", ".join(f"{count} x {name}" for name, count in names.items())
-    if not slices:
-        return ok("cards", value)
-    value += "; MIG: " + ", ".join(f"{count} x {name}" for name, count in slices.items())
-    so_what = "a slice has a part of the memory, and one process sees one slice"
-    return note("cards", value, so_what, "ask for whole cards for models that need more (`gpu_type`)")
+    names.update(f"MIG {name}" for name in re.findall(r"(?m)^\s+MIG (\S+)", answer.out))
+    return ok("cards", ", ".join(f"{count} x {name}" for name, count in names.items()))
 
 
 def visible(environment: Mapping[str, str], asked: int | None = None) -> Finding:
@@ -169,12 +140,11 @@ def visible(environment: Mapping[str, str], asked: int | None = None) -> Finding
         value = f"not set, though the job asked for {asked}"
         return warning(name, value, so_what, "set `gpu_wording` as the site asks")
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    forms = sorted({_form(part) for part in parts})
-    value = f"{text or 'empty: no GPU'}" + (f" (by {' and '.join(forms)})" if forms else "")
+    value = text or "empty: no GPU"
     if asked is not None and len(parts) != asked:
         advice = "see `gpu_wording` and `gpu_type` of the cluster's profile"
         return warning(name, value, f"the job asked for {asked}", advice)
-    if set(forms) - {"index"}:
+    if not all(map(str.isdigit, parts)):
         so_what = "programs that take the names in CUDA_VISIBLE_DEVICES for numbers fail"
         return note(name, value, so_what, "look them up with nvidia-smi -L; agents get the variable as it is")
     return ok(name, value)
@@ -188,11 +158,6 @@ def torch_sees(asked: int) -> list[Finding]:
         return [ok("torch", f"sees the job's GPUs: {answer.out.strip()}")] if answer.code == 0 else []
     so_what = "agents train on the CPU, or fail, while the GPUs that they are charged for stand idle"
     return [problem("torch", why, so_what, "install a torch that is built for these GPUs and their driver")]
-
-
-def _form(part: str) -> str:
-    forms = {"MIG-": "MIG slice", "GPU-": "UUID"}
-    return "index" if part.isdigit() else forms.get(part[:4], "unknown name")
 
 
 # Which sandbox levels work here, by doing what an agent might: see sandbox/prove.py
@@ -233,15 +198,11 @@ def _level(level: Level, plan: SandboxPlan) -> Finding:
 
 
 def _container() -> Finding:
-    so_what = "environments that are images can't be used"
-    for name in ("apptainer", "singularity"):
-        answer = ask(name, "--version")
-        if answer.code == 0:
-            value = f"{answer.out.strip()} (its version; it is tried in runs whose environment is an image)"
-            return ok("apptainer", value)
-        if not answer.missing:
-            return note("apptainer", f"there, but fails: {said(answer)}", so_what)
-    return note("apptainer", "not here", so_what, "often a module: module avail apptainer")
+    program = next(filter(shutil.which, ("apptainer", "singularity")), None)
+    if program is not None:
+        return ok("apptainer", f"{program} is here; it is tried in runs whose environment is an image")
+    advice = "often a module: module avail apptainer"
+    return note("apptainer", "not here", "environments that are images can't be used", advice)
 
 
 def _trial_plan(folder: Path) -> SandboxPlan:
@@ -274,27 +235,24 @@ def check_agents(profile: ClusterProfile | None, root: Path) -> list[Finding]:
     def path_of_jobs() -> list[Finding]:
         where.append(where_agents_run(profile))
         if where[0].doubt:
-            return [
-                warning("PATH of jobs", where[0].doubt, "agents are looked for on this host's PATH", "correct them")
-            ]
+            so_what = "agents are looked for on this host's PATH"
+            return [warning("PATH of jobs", where[0].doubt, so_what, "correct them")]
         found = [ok("PATH of jobs", where[0].path)]
         names = () if profile is None else profile.agent_variables
-        given = sorted(site_variables(names, where[0].environ).items())
+        given = dict(sorted(site_variables(names, where[0].environ).items()))
         if given:
-            found.append(ok("variables of jobs", ", ".join(f"{name}={value}" for name, value in given)))
-        if missing := ", ".join(name for name in names if not site_variables([name], dict(given))):
-            why, advice = (
-                "agents don't get what the profile's `agent_variables` names",
-                "set it in `setup`, unless nodes do",
-            )
-            found.append(note("variables of jobs", f"not set: {missing}", why, advice))
+            found.append(ok("variables of jobs", ", ".join(f"{name}={value}" for name, value in given.items())))
+        if missing := ", ".join(name for name in names if not site_variables([name], given)):
+            so_what = "agents don't get what the profile's `agent_variables` names"
+            advice = "set it in `setup`, unless nodes do"
+            found.append(note("variables of jobs", f"not set: {missing}", so_what, advice))
         return found
 
-    found = examine("Agents", [Check("PATH of jobs", path_of_jobs, SETUP_LIMIT_S + 5)])
+    found = examine("Agents", Check("PATH of jobs", path_of_jobs, SETUP_LIMIT_S + 5))
     limit_s = 2 * PROGRAM_LIMIT_S + 5
     gpus = (profile.agent.gpus or 0) if profile is not None else 0
     checks = [Check(name, partial(_agent, name, each, root, gpus), limit_s) for each in where for name in agent_names()]
-    return found + examine("Agents", checks)
+    return found + examine("Agents", *checks)
 
 
 def _agent(name: str, where: Where, root: Path, gpus: int) -> list[Finding]:
@@ -321,27 +279,20 @@ def check_engine(profile: ClusterProfile | None) -> list[Finding]:
         seen = look_for_engine(profile, where.environ, where.doubt)
         return _judged("vLLM", seen, f"{asked} is refused", f"{asked} may find none")
 
-    return examine("Graders", [Check("vLLM", engine, SETUP_LIMIT_S + 2 * PYTHON_LIMIT_S + 5)])
-
-
-NOT_IN_JOBS = ("level of runs", "processes of yours")
+    return examine("Graders", Check("vLLM", engine, SETUP_LIMIT_S + 2 * PYTHON_LIMIT_S + 5))
 
 
 def checks(asked: int | None = None) -> dict[str, list[Check]]:
     """Return the checks of this host, by group; see `visible` for `asked`."""
     env = os.environ
-    places = {"$TMPDIR": env.get("TMPDIR"), "/tmp": "/tmp", "/dev/shm": "/dev/shm"}
     return {
-        "Temporary folders": [Check(name, partial(storage.temporary, name, place)) for name, place in places.items()],
         "GPUs of this host": [Check("GPUs", lambda: [cards(), visible(env, asked)], 40.0)],
         **({"GPUs, by torch": [Check("torch", partial(torch_sees, asked), TORCH_LIMIT_S + 5)]} if asked else {}),
         "Sandbox, on this host": [Check("sandbox", check_sandbox, 60.0)],
-        "Offline": [Check("offline variables", lambda: offline(env))],
         "This host": [
-            Check("Python", python),
-            Check("packages", imports, 60.0),
-            Check("memory and CPUs", memory),
-            *(Check(name, partial(limit, name)) for name in LIMITS),
+            Check("offline variables", lambda: offline(env)),
+            Check("Python and packages", packages, 60.0),
+            Check("open files", open_files),
         ],
     }
 
@@ -364,8 +315,8 @@ def main(out: str, asked: str, *folders: str) -> int:
     """Write the findings of a job; the file appears by rename."""
     named = zip(("root", "scratch"), map(Path, folders), strict=False)
     of_suite = [Check(name, partial(folder_seen, name, path)) for name, path in named]
-    found = examine("", [*of_suite, *chain(*checks(int(asked)).values())])
-    rows = [each.as_json() for each in found if each.check not in NOT_IN_JOBS]
+    found = examine("", *of_suite, *chain(*checks(int(asked)).values()))
+    rows = [each.as_json() for each in found if each.check != "level of runs"]
     Path(f"{out}.tmp").write_text(json.dumps(rows), encoding="utf-8")
     Path(f"{out}.tmp").rename(out)
     return 0

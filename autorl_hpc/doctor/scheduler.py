@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,9 +27,7 @@ UNNAMED = ClusterProfile.model_validate(
 
 ASK_S = 15.0
 SLOW_S = 5.0  # the watcher asks every half minute
-OLDEST = (20, 11)  # states and options were read from the manuals of 20.11 to 25.05; tests run under 22.05
 LITTLE_MEMORY_MIB = 4096
-NO_PREEMPTION = ("none", "(null)", "not told")
 CLIENTS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
 
 
@@ -51,30 +49,9 @@ def answered(config: Config, took_s: float) -> Finding:
     return ok("controller", value)
 
 
-def check_configuration(config: Config, profile: ClusterProfile) -> Iterator[Finding]:
-    text = config.get("SLURM_VERSION", "")
-    numbers = tuple(int(number) for number in re.findall(r"\d+", text)[:2])
-    if len(numbers) < 2:
-        yield unknown("version", text or "not told")
-    elif numbers < OLDEST:
-        so_what = "older than what this suite was made for: 20.11 and later"
-        yield warning("version", text, so_what, "try `launch` with one short run first")
-    else:
-        yield ok("version", text)
-    yield _accounting(config)
-    so_what = "the end of a job may be missed between two looks; without accounting its reason is lost then"
-    yield _time(config, "MinJobAge", 120, so_what, "nothing: the run is judged by its own files")
-    yield _max_array_size(config, profile.limits.max_array_size)
-    so_what = "a job at its time limit, or cancelled, has that long to end; the next attempt takes in what is left"
-    yield _time(config, "KillWait", 10, so_what, "keep `signal_before_end` at a minute or more")
-    value = "on by default" if config.get("JobRequeue") == "1" else "off by default; each job asks for it"
-    if profile.requeue:
-        yield ok("JobRequeue", value)
-    else:
-        so_what = "a run whose node dies stays interrupted"
-        yield note("JobRequeue", "the profile forbids it", so_what, "launch again: it goes on where it stopped")
-    yield _preemption(config)
-    yield _memory_default(config, profile)
+def check_configuration(config: Config, profile: ClusterProfile) -> list[Finding]:
+    size = _max_array_size(config, profile.limits.max_array_size)
+    return [_accounting(config), size, _memory_default(config, profile)]
 
 
 def _accounting(config: Config) -> Finding:
@@ -92,15 +69,6 @@ def _accounting(config: Config) -> Finding:
     return ok("accounting", f"{storage}, sacct answers in {span(time.monotonic() - began)}")
 
 
-def _time(config: Config, name: str, least_s: int, so_what: str, advice: str) -> Finding:
-    """Judge a time such as `300 sec`; 0 means that there is no limit."""
-    match = re.match(r"\d+", config.get(name, ""))
-    if match is None:
-        return unknown(name, config.get(name, "not told"))
-    value = f"{match[0]} s"
-    return note(name, value, so_what, advice) if 0 < int(match[0]) < least_s else ok(name, value)
-
-
 def _max_array_size(config: Config, own: int | None) -> Finding:
     text, name = config.get("MaxArraySize", ""), "MaxArraySize"
     if not text.isdigit():
@@ -111,18 +79,6 @@ def _max_array_size(config: Config, own: int | None) -> Finding:
     if int(text) <= 1:
         return problem(name, f"{text}: arrays are off", "agents are submitted as arrays", "ask the site")
     return ok(name, f"{text}; larger experiments are split")
-
-
-def _preemption(config: Config) -> Finding:
-    kind = config.get("PreemptType", "not told").removeprefix("preempt/")
-    if kind in NO_PREEMPTION:
-        return ok("preemption", kind)
-    told = "preempt_send_user_signal" in config.get("SlurmctldParameters", "")
-    mode = config.get("PreemptMode", "?")
-    value = f"{kind}, {mode}; {'the job is warned first' if told else 'no signal of ours goes before TERM'}"
-    goes_on = "must be launched again, and goes on" if "CANCEL" in mode else "goes on"
-    so_what = f"a run that is preempted {goes_on} in its next attempt; its clock stands still meanwhile"
-    return note("preemption", value, so_what, "" if told else "agents lose what they have not saved")
 
 
 def _memory_default(config: Config, profile: ClusterProfile) -> Finding:
@@ -188,20 +144,18 @@ def script(profile: ClusterProfile, folder: Path, side: str, gpus: int, folders:
     if profile.container is None and (profile.modules or profile.setup):
         code += "${PYTHONPATH:+:$PYTHONPATH}"
     seen = [str(folder.parent), *map(str, folders)]
+    python = python_command(profile, seen)
     lines = [
-        *("#!/bin/bash", *module_lines(profile), *profile.setup),
-        *(f"export PYTHONPATH={code} PYTHONDONTWRITEBYTECODE=1", f"cd {place} || exit"),
-        f'run() {{ {python_command(profile, seen)} "$@"; }}',
-        f"run -c '' 2>python-{side}.log || {{ echo >fallback-{side}; run() {{ python3 \"$@\"; }}; }}",
-        f"run -m autorl_hpc.doctor.host {place}/node-{side}.json {gpus} {shlex.join(seen)} >node-{side}.log 2>&1 &",
-        *(f"run pair.py {place} {side}", "wait", ""),
+        *("#!/bin/bash", *module_lines(profile), *profile.setup, f"cd {place} || exit", f"echo >started-{side}"),
+        f"export PYTHONPATH={code} PYTHONDONTWRITEBYTECODE=1",
+        f"{python} -m autorl_hpc.doctor.host {place}/node-{side}.json {gpus} {shlex.join(seen)} >node-{side}.log 2>&1 &",
+        *(f"{python} pair.py {place} {side}", "wait", ""),
     ]
     return "\n".join(lines)
 
 
 # Partitions, their GPUs, and whether the profile's jobs would be taken
 
-MANY = 8  # partitions of their own line; more are named in one
 HOUR_MINUTES = 60
 
 
@@ -210,11 +164,9 @@ class Partition:
     """One partition, as scontrol and sinfo tell it."""
 
     name: str
-    default: bool = False
-    up: bool = True
-    max_time_s: float | None = None
-    preempt: str = "OFF"
-    grace_s: float = 0.0
+    default: bool
+    up: bool
+    max_time_s: float | None
     usable: int = 0
     nodes: int = 0
     gpus: dict[str, int] = field(default_factory=dict)  # by type (`` where there is none): the most that one node has
@@ -225,14 +177,8 @@ def read(scontrol: str, sinfo: str) -> dict[str, Partition]:
     found: dict[str, Partition] = {}
     for words in map(slurm.key_values, scontrol.splitlines()):
         if name := words.get("PartitionName"):
-            found[name] = Partition(
-                name,
-                default=words.get("Default") == "YES",
-                up=words.get("State", "UP") == "UP",
-                max_time_s=duration_s(words.get("MaxTime", "")),
-                preempt=words.get("PreemptMode", "OFF"),
-                grace_s=duration_s(f"0:{words.get('GraceTime', '')}") or 0.0,
-            )
+            default, up = words.get("Default") == "YES", words.get("State", "UP") == "UP"
+            found[name] = Partition(name, default, up, duration_s(words.get("MaxTime", "")))
     for name, numbers, told in (row.split("|", 2) for row in sinfo.splitlines() if row.count("|") >= 2):
         if (partition := found.get(name)) is None:
             continue
@@ -262,11 +208,11 @@ def check_partitions(config: Config, profile: ClusterProfile) -> list[Finding]:
         )
     except slurm.SchedulerError as error:
         return [unknown("partitions", error.what)]
-    preempts = config.get("PreemptType", "none").removeprefix("preempt/") not in NO_PREEMPTION
-    return [*lines(known, profile, preempts), gpu_names(known, profile), *dry(profile)]
+    return [*lines(known, profile), gpu_names(known, profile), *dry(profile)]
 
 
 def wanted(profile: ClusterProfile, known: dict[str, Partition]) -> list[str]:
+    """Return the names of the partitions that jobs would go to."""
     default = habit("partition") or next((p.name for p in known.values() if p.default), "")
     named = [kind.partition or profile.partition or default for kind in _kinds(profile)]
     return list(dict.fromkeys(part for name in named for part in name.split(",") if part))
@@ -276,40 +222,30 @@ def _kinds(profile: ClusterProfile) -> list[JobKind]:
     return [profile.agent, profile.grader, profile.report]
 
 
-def lines(known: dict[str, Partition], profile: ClusterProfile, preempts: bool) -> list[Finding]:
-    """Judge each partition that jobs would go to, and the others too where there are few."""
+def lines(known: dict[str, Partition], profile: ClusterProfile) -> list[Finding]:
+    """Judge each partition that jobs would go to."""
     if not known:
         return [problem("partitions", "none that you may see", "no job can be submitted", "ask the site")]
-    ours = wanted(profile, known)
-    names = ours if len(known) > MANY else list(known)
-    found = [_line(known[name], name in ours, preempts) for name in names if name in known]
-    choice = f"choose one of: {', '.join(known)}"
-    found += [
-        problem(f"partition {n}", "there is none", "sbatch refuses the jobs", choice) for n in ours if n not in known
-    ]
-    others = [name for name in known if name not in names]
-    return [*found, ok("further partitions", ", ".join(others))] if others else found
-
-
-def _line(partition: Partition, ours: bool, preempts: bool) -> Finding:
-    name = f"partition {partition.name}"
-    longest = span(partition.max_time_s) if partition.max_time_s is not None else "no limit"
-    gpus = " + ".join(f"{count} {kind or 'of no type'}" for kind, count in partition.gpus.items())
-    value = f"{'default, ' if partition.default else ''}longest job {longest}, "
-    value += f"{partition.usable} of {partition.nodes} nodes usable, GPUs a node: {gpus or 'none'}"
-    if not partition.up or (partition.nodes and not partition.usable):
-        value += "; down" if not partition.up else ""
-        judged = warning if ours else note
-        return judged(name, value, "jobs wait until it is up again", "use another partition, or wait")
-    if preempts and partition.preempt != "OFF":
-        value += f"; preemption: {partition.preempt}, {partition.grace_s:.0f} s grace"
-        later = "once launched again" if "CANCEL" in partition.preempt else "later"
-        return note(name, value, f"its jobs make room for others, and go on {later}", "let agents save often")
-    return ok(name, value)
+    found = []
+    for name in wanted(profile, known):
+        label, partition = f"partition {name}", known.get(name)
+        if partition is None:  # sbatch says so below
+            found.append(problem(label, "there is none", "sbatch refuses the jobs", f"one of: {', '.join(known)}"))
+            continue
+        longest = span(partition.max_time_s) if partition.max_time_s is not None else "no limit"
+        gpus = " + ".join(f"{count} {kind or 'of no type'}" for kind, count in partition.gpus.items()) or "none"
+        value = f"longest job {longest}, {partition.usable} of {partition.nodes} nodes usable, GPUs a node: {gpus}"
+        if partition.up and (partition.usable or not partition.nodes):
+            found.append(ok(label, value))
+        else:
+            value += "" if partition.up else "; down"
+            so_what, advice = "jobs wait until it is up again", "use another partition, or wait"
+            found.append(warning(label, value, so_what, advice))
+    return found
 
 
 def gpu_names(known: dict[str, Partition], profile: ClusterProfile) -> Finding:
-    """Compare the types that Slurm knows with what the profile asks for."""
+    """Tell the types that Slurm knows; whether the profile's jobs can have theirs, sbatch says."""
     name, types = "GPUs as Slurm names them", dict[str, int]()
     for place in [known[p] for p in wanted(profile, known) if p in known] or known.values():
         types |= {kind: max(types.get(kind, 0), count) for kind, count in place.gpus.items()}
@@ -317,12 +253,7 @@ def gpu_names(known: dict[str, Partition], profile: ClusterProfile) -> Finding:
     if profile.gpu_wording == "none":
         so_what, told = "jobs see GPUs only where a node is theirs alone", f"{value}; the profile asks for none"
         return note(name, told, so_what, "`gpu_wording: gres` in the profile") if types else ok(name, value)
-    asks = {(kind.gpu_type or profile.gpu_type or "", kind.gpus or 0) for kind in (profile.agent, profile.grader)}
-    for asked, count in sorted(asks):
-        if count > (types.get(asked, 0) if asked else max(types.values(), default=0)):
-            wish = f"the profile asks for {count} {asked}".rstrip()
-            advice = "set `gpu_type` and `gpus` to what is there; `gpu_wording: none` where Slurm doesn't count GPUs"
-            return problem(name, value, f"{wish} on one node: sbatch refuses, or the job waits for ever", advice)
+    asks = {(kind.gpu_type or profile.gpu_type, kind.gpus) for kind in (profile.agent, profile.grader)}
     if len(types) > 1 and any(count and not asked for asked, count in asks):
         so_what = "runs get whichever is free, and are comparable only on one kind"
         return note(name, f"{value}; the profile names none", so_what, "name one with `gpu_type` in the profile")
@@ -331,48 +262,30 @@ def gpu_names(known: dict[str, Partition], profile: ClusterProfile) -> Finding:
 
 def dry(profile: ClusterProfile) -> list[Finding]:
     """Let `sbatch --test-only` judge each kind of job; nothing is submitted."""
-    return [
-        _dry(f"{name} job", Request(profile, kind, max(1, int(kind.time // 60)) if kind.time else HOUR_MINUTES))
-        for name, kind in zip(("agent", "grader", "report"), _kinds(profile), strict=True)
-    ]
-
-
-def _dry(name: str, request: Request) -> Finding:
-    asked = request.describe()
-    try:
-        said = slurm.sbatch("#!/bin/sh\ntrue\n", ["--test-only", "--job-name=autorl-doctor-test", *request.options()])
-    except slurm.SchedulerError as error:
-        told = f"--test-only says no: {error.what} ({asked})"
-        return problem(name, told, "launch would be refused too", error.next_step or "")
-    start = ""
-    if match := re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said):
-        wait = time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")) - time.time()
-        start = ", at once" if wait < 60 else f", in {span(wait)} as things stand"
-    return ok(name, f"would be taken{start} ({asked})")
+    found = []
+    for name, kind in zip(("agent job", "grader job", "report job"), _kinds(profile), strict=True):
+        request = Request(profile, kind, max(1, int(kind.time // 60)) if kind.time else HOUR_MINUTES)
+        asked = request.describe()
+        try:
+            options = ["--test-only", "--job-name=autorl-doctor-test", *request.options()]
+            said = slurm.sbatch("#!/bin/sh\ntrue\n", options)
+        except slurm.SchedulerError as error:
+            told = f"--test-only says no: {error.what} ({asked})"
+            found.append(problem(name, told, "launch would be refused too", error.next_step or ""))
+            continue
+        start = ""
+        if match := re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said):
+            wait = time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")) - time.time()
+            start = ", at once" if wait < 60 else f", in {span(wait)} as things stand"
+        found.append(ok(name, f"would be taken{start} ({asked})"))
+    return found
 
 
 # What accounting allows a user and an account: jobs at once, GPUs at once, the longest job
 
-WORDS = {
-    **{"MaxJobs": "jobs at once", "MaxJobsPU": "jobs at once", "GrpJobs": "jobs at once of all"},
-    **{"MaxSubmit": "jobs submitted", "MaxSubmitPU": "jobs submitted", "GrpSubmit": "jobs submitted of all"},
-    **{"MaxWall": "a job", "GrpWall": "in all", "MaxTRES": "a job", "MaxTRESPU": "a user", "GrpTRES": "of all"},
-}
-ASSOCIATION = [
-    "Account",
-    "User",
-    "Partition",
-    "QOS",
-    "MaxJobs",
-    "MaxSubmit",
-    "MaxWall",
-    "MaxTRES",
-    "GrpJobs",
-    "GrpSubmit",
-    "GrpTRES",
-    "GrpWall",
-]
-QOS = ["Name", "MaxJobsPU", "MaxSubmitPU", "MaxWall", "MaxTRES", "MaxTRESPU", "GrpJobs", "GrpSubmit", "GrpTRES"]
+SHARED = ("MaxWall", "MaxTRES", "GrpJobs", "GrpSubmit", "GrpTRES")
+ASSOCIATION = ("Account", "User", "Partition", "QOS", "MaxJobs", "MaxSubmit", *SHARED)
+QOS = ("Name", "MaxJobsPU", "MaxSubmitPU", "MaxTRESPU", *SHARED)
 FEW_SUBMITTED = 20  # each run is a task of an array and counts; graders, their chain and the report come on top
 STEP = "`grader: {placement: step}` in the experiment: the grader runs in the agent's job"
 Row = Mapping[str, str]
@@ -397,36 +310,15 @@ def check_limits(config: Config, profile: ClusterProfile) -> list[Finding]:
         known = rows("qos", QOS)
     except slurm.SchedulerError as error:
         return [unknown(name, error.what, "sbatch may refuse what launch asks for", "see your site's pages")]
-    of_all = [row for row in shared if not row["User"] and any(row[field] for field in row if field.startswith("Grp"))]
     enforced = config.get("AccountingStorageEnforce", "none")
     gpus = (profile.agent.gpus or 0) + (profile.grader.gpus or 0)
-    found = [_accounts(mine, profile, enforced)]
-    for row in [*mine, *of_all]:
+    found = [ok("your accounts", names or "none")]
+    for row in [*mine, *(row for row in shared if not row["User"])]:
         place = row["Account"] + (f", partition {row['Partition']}" if row["Partition"] else "")
         found.append(judge(f"account {place}{'' if row['User'] else ', all users'}", row, gpus, enforced))
-    own, wanted = {name for row in mine for name in row["QOS"].split(",") if name}, _named(profile, "qos")
-    for name in sorted(wanted - (own or {row["Name"] for row in known})):
-        so_what, advice = "sbatch refuses the jobs where QOS is enforced", f"choose one of: {', '.join(sorted(own))}"
-        found.append(warning(f"qos {name}", "not one of yours", so_what, advice))
-    shown = wanted & own or own
+    own = {name for row in mine for name in row["QOS"].split(",") if name}
+    shown = {value for each in (profile, *_kinds(profile)) if (value := each.qos)} & own or own
     return found + [judge(f"qos {row['Name']}", row, gpus, enforced) for row in known if row["Name"] in shown]
-
-
-def _named(profile: ClusterProfile, option: str) -> set[str]:
-    return {value for each in (profile, *_kinds(profile)) if (value := getattr(each, option))}
-
-
-def _accounts(mine: Sequence[Row], profile: ClusterProfile, enforced: str) -> Finding:
-    names, wanted = {row["Account"] for row in mine if row["Account"]}, _named(profile, "account")
-    value = ", ".join(sorted(names)) or "none"
-    strict = any(word in enforced for word in ("associations", "limits", "safe"))
-    if wanted - names:
-        value += f"; the profile says {', '.join(sorted(wanted))}"
-        judged = problem if strict else warning
-        return judged("your accounts", value, "sbatch refuses the jobs", "set `account` in the profile to one of yours")
-    if not names and strict:
-        return problem("your accounts", value, "sbatch refuses every job", "ask the site for an account")
-    return ok("your accounts", value)
 
 
 def judge(name: str, row: Row, gpus_needed: int, enforced: str) -> Finding:
@@ -435,7 +327,7 @@ def judge(name: str, row: Row, gpus_needed: int, enforced: str) -> Finding:
     def least(*fields: str) -> float:
         return min((int(row[field]) for field in fields if row.get(field, "").isdigit()), default=float("inf"))
 
-    value = "; ".join(f"{row[field]} {words}" for field, words in WORDS.items() if row.get(field))
+    value = ", ".join(f"{field} {row[field]}" for field in row if field.startswith(("Max", "Grp")) and row[field])
     if not value:
         return ok(name, "no limits")
     if not ({"limits", "safe", "qos", "all"} & set(re.split(r"[,|]", enforced))):
@@ -449,4 +341,4 @@ def judge(name: str, row: Row, gpus_needed: int, enforced: str) -> Finding:
     if least("MaxSubmit", "MaxSubmitPU", "GrpSubmit") < FEW_SUBMITTED:
         so_what = "each run counts, and 5 jobs more an experiment; sbatch refuses what is above"
         return warning(name, value, so_what, "launch smaller experiments one after the other")
-    return note(name, value, "runs wait in the queue above these, and sbatch refuses what is longer or more", "")
+    return note(name, value, "runs wait in the queue above these, and sbatch refuses what is longer or more")

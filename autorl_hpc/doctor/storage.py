@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autorl_hpc.doctor.finding import Finding, ask, note, ok, problem, said, size, unknown, warning
+from autorl_hpc.doctor.finding import Finding, ask, note, ok, problem, said, unknown, warning
 from autorl_hpc.files import atomic
 
 GIB = 1024**3
@@ -20,13 +18,14 @@ FULL_BYTES = 2 * GIB  # not even a run of the tiny model with its environment is
 LOW_FILES = 100_000  # a Python environment for training has 50,000 files; a run makes some thousands
 MEMORY_KINDS = ("tmpfs", "ramfs")
 LOCAL_KINDS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs")
-TOLD_OPTIONS = {"lookupcache", "actimeo", "acregmin", "acregmax", "acdirmin", "acdirmax", "noac", "local_lock"}
+TOLD_OPTIONS = {"lookupcache", "actimeo", "acregmax", "acdirmax", "noac", "local_lock"}
 TOLD_OPTIONS |= {"nolock", "flock", "localflock", "noflock", "noexec", "ro", "vers", "soft"}
 """Options of a mount that change what the suite or an agent can do there."""
 
 OTHER = "use another file system (--root, or `scratch` in the cluster's profile)"
 FREE_SOME = "free some space, or use another file system (--root)"
 PROC = Path("/proc")
+MOUNT = re.compile(r"(?m)^\S+ \S+ \S+ \S+ (\S+) (\S+) .*?- (\S+) (\S+) ?(\S*)$")
 
 
 @dataclass(frozen=True)
@@ -45,26 +44,19 @@ class Mount:
         return f"{self.kind} at {self.point}" + (f" ({', '.join(told)})" if told else "")
 
 
-def mounts(proc: Path = PROC) -> list[Mount]:
-    """Return every mount that this process sees, later ones last. Raises OSError if /proc can't be read."""
-    text = (proc / "self" / "mountinfo").read_text(encoding="utf-8", errors="replace")
-    rows = [[re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), part) for part in row] for row in MOUNT.findall(text)]
-    return [
-        Mount(point, kind, source, tuple(dict.fromkeys(f"{options},{more}".strip(",").split(","))))
-        for point, options, kind, source, more in rows
-    ]
-
-
-MOUNT = re.compile(r"(?m)^\S+ \S+ \S+ \S+ (\S+) (\S+) .*?- (\S+) (\S+) ?(\S*)$")
-
-
 def mount_of(folder: Path, proc: Path = PROC) -> Mount | None:
     """Return the mount that holds a folder; None if it can't be told."""
+    path, over = f"{os.path.realpath(folder)}/", []
     try:
-        path = os.path.realpath(folder)
-        over = [mount for mount in mounts(proc) if f"{path}/".startswith(mount.point.rstrip("/") + "/")]
+        text = (proc / "self" / "mountinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
+    for row in MOUNT.findall(text):
+        point, options, kind, source, more = (
+            re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), part) for part in row
+        )
+        if path.startswith(point.rstrip("/") + "/"):
+            over.append(Mount(point, kind, source, tuple(dict.fromkeys(f"{options},{more}".strip(",").split(",")))))
     return max(reversed(over), key=lambda mount: len(mount.point), default=None)
 
 
@@ -77,13 +69,12 @@ def kind(folder: Path, proc: Path = PROC) -> Finding:
     name, mount = "file system", mount_of(folder, proc)
     if mount is None:
         return unknown(name, "/proc/self/mountinfo doesn't tell")
-    elsewhere = "give a folder on a disk (--root, or `scratch` in the cluster's profile)"
     if mount.kind in MEMORY_KINDS:
         so_what = "files there are gone after the next boot, and count as memory"
-        return warning(name, f"{mount.told}: in memory", so_what, elsewhere)
+        return warning(name, f"{mount.told}: in memory", so_what, OTHER)
     if "noexec" in mount.options:
         so_what = "programs can't be started from there, agents' scripts and environments neither"
-        return warning(name, mount.told, so_what, elsewhere)
+        return warning(name, mount.told, so_what, OTHER)
     if mount.kind in LOCAL_KINDS:
         value = f"{mount.told}: local to this machine, unless it is exported from here"
         advice = "see the checks by jobs; for a cluster, give a folder that all nodes share"
@@ -97,39 +88,18 @@ def kind(folder: Path, proc: Path = PROC) -> Finding:
 def space(folder: Path) -> list[Finding]:
     told = os.statvfs(folder)
     free = told.f_bavail * told.f_frsize
-    value = f"{size(free)} free of {size(told.f_blocks * told.f_frsize)}"
+    value = f"{free / GIB:.1f} GiB free of {told.f_blocks * told.f_frsize / GIB:.0f}"
     judged = problem if free < FULL_BYTES else warning
     so_what = "a checkpoint of a 7B model takes 15 GB, and each that is accepted is kept for a while"
     found = [judged("space", value, so_what, FREE_SOME) if free < LOW_BYTES else ok("space", value)]
-    value = f"{told.f_favail:,} of {told.f_files:,}" if told.f_files else "no limit is set"
     if told.f_files and told.f_favail < LOW_FILES:
         so_what, advice = "an environment for training has some 50,000 files", "remove old environments and caches"
-        return [*found, warning("files left", value, so_what, advice)]
-    return [*found, ok("files left", value)]
-
-
-def temporary(name: str, folder: str | None, proc: Path = PROC) -> Finding:
-    if not folder:
-        return ok(name, "not set: programs use /tmp")
-    path = Path(folder)
-    if not path.is_dir():
-        judged = warning if name == "$TMPDIR" else note
-        return judged(name, f"{folder}: no such folder", "programs that count on it fail", "make it, or unset it")
-    mount, told = mount_of(path, proc), os.statvfs(path)
-    total = told.f_blocks * told.f_frsize
-    value = f"{folder}: {mount.kind if mount else 'unknown kind'}, {size(told.f_bavail * told.f_frsize)} free of {size(total)}"
-    if mount is None or mount.kind not in MEMORY_KINDS:
-        return ok(name, value)
-    so_what = "files there count against the job's memory"
-    if name == "/dev/shm" and total < GIB:
-        so_what += "; NCCL and data loaders need more than that"
-    advice = "keep checkpoints and caches out of it; agents get a $TMPDIR in their workspace"
-    return note(name, f"{value}; a RAM disk", so_what, advice)
+        found.append(warning("files left", f"{told.f_favail:,} of {told.f_files:,}", so_what, advice))
+    return found
 
 
 # What the suite does with files, tried in a folder
 
-FICLONE = 0x40049409  # linux/fs.h
 SLOW_WRITE_S = 0.1  # a run writes a record every few seconds, a submission some ten
 
 
@@ -147,7 +117,7 @@ def writable(folder: Path) -> Finding:
 def probes(folder: Path) -> list[Finding]:
     """Try everything that one process can, in an empty folder."""
     found = []
-    for name, probe in PROBES.items():
+    for name, probe in (("rename over", rename_over), ("hard link", hard_link), ("permissions", modes)):
         try:
             found.append(probe(name, folder))
         except OSError as error:
@@ -171,19 +141,6 @@ def rename_over(name: str, folder: Path) -> Finding:
     return ok(name, value)
 
 
-def fsync_folder(name: str, folder: Path) -> Finding:
-    """Sync a folder. Some file systems refuse it; the suite goes on without."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        so_what = "a rename may be forgotten if the file server loses power; nothing else is lost"
-        return note(name, f"refused: {error.strerror}", so_what)
-    finally:
-        os.close(fd)
-    return ok(name, "works")
-
-
 def hard_link(name: str, folder: Path) -> Finding:
     """Link a file, as entries of a ledger are committed."""
     source, target = folder / "linked-from", folder / "linked-to"
@@ -202,17 +159,6 @@ def hard_link(name: str, folder: Path) -> Finding:
     return problem(name, "made over a name that was taken", "ledger entries would be overwritten", OTHER)
 
 
-def reflink(name: str, folder: Path) -> Finding:
-    (folder / "cloned-from").write_bytes(b"x" * 65536)
-    with open(folder / "cloned-from", "rb") as original, open(folder / "cloned-to", "wb") as new:
-        try:
-            fcntl.ioctl(new.fileno(), FICLONE, original.fileno())
-        except OSError as error:
-            so_what = "an accepted checkpoint is copied byte by byte and takes its size"
-            return note(name, f"not here ({error.strerror})", so_what)
-    return ok(name, "a copy takes no space and no time")
-
-
 def modes(name: str, folder: Path) -> Finding:
     script = folder / "program"
     script.write_text("#!/bin/sh\nexit 7\n")
@@ -226,32 +172,11 @@ def modes(name: str, folder: Path) -> Finding:
     return ok(name, "hold, and programs start")
 
 
-PROBES: dict[str, Callable[[str, Path], Finding]] = {
-    "rename over": rename_over,
-    "fsync of a folder": fsync_folder,
-    "hard link": hard_link,
-    "reflink": reflink,
-    "permissions": modes,
-}
-
-
 # The user's own limits on a file system, as the file system's own program tells them
 
 NEAR = 0.9  # of a limit: less is left than one checkpoint may take
 NO_QUOTA = "a quota that is used up looks like a full disk in the middle of a run"
 ASK_SITE = "look with your site's own command, often `myquota`, and leave room for your checkpoints"
-
-
-def quota(folder: Path) -> list[Finding]:
-    """Judge the user's own limits there, as `quota` or `lfs quota` tells them."""
-    mount = mount_of(folder) or Mount(str(folder), "", str(folder), ())
-    lustre = ("lfs", "quota", "-q", "-u", str(os.geteuid()), mount.point)
-    tool, *options = lustre if mount.kind == "lustre" else ("quota", "-w", "-p")
-    answer = ask(tool, *options)
-    if answer.code is None or (answer.code and not parse_quota(answer.out)):
-        return [unknown("quota", f"`{tool}` on this host: {said(answer)}", NO_QUOTA, ASK_SITE)]
-    rows = [row for row in parse_quota(answer.out) if row.place in (mount.source, mount.point)]
-    return [each for row in rows for each in _judge(row)] or [ok("quota", f"none of yours there, says {tool}")]
 
 
 @dataclass(frozen=True)
@@ -282,15 +207,29 @@ def parse_quota(text: str) -> list[Quota]:
     return found
 
 
-def _judge(row: Quota) -> list[Finding]:
+def quota(folder: Path) -> list[Finding]:
+    """Judge the user's own limits there, as `quota` or `lfs quota` tells them."""
+    mount = mount_of(folder) or Mount(str(folder), "", str(folder), ())
+    lustre = ("lfs", "quota", "-q", "-u", str(os.geteuid()), mount.point)
+    tool, *options = lustre if mount.kind == "lustre" else ("quota", "-w", "-p")
+    answer = ask(tool, *options)
+    if answer.missing and mount.kind in (*LOCAL_KINDS, *MEMORY_KINDS):
+        return [ok("quota", f"no `{tool}` on this host, and the file system is local")]
+    if answer.code is None or (answer.code and not parse_quota(answer.out)):
+        return [unknown("quota", f"`{tool}` on this host: {said(answer)}", NO_QUOTA, ASK_SITE)]
     found = []
-    kinds = (("quota", row.used, row.limit, size), ("quota, files", row.files, row.files_limit, "{:,.0f}".format))
-    for name, used, limit, shown in kinds:
-        value = f"{shown(used)} used of {shown(limit)}" if limit else f"{shown(used)} used, no limit"
-        if limit and used >= limit:
-            found.append(problem(name, value, "every write fails, in the middle of runs too", "free some space first"))
-        elif limit and (used > NEAR * limit or (name == "quota" and limit - used < LOW_BYTES)):
-            found.append(warning(name, value, NO_QUOTA, FREE_SOME))
-        else:
-            found.append(ok(name, value))
-    return found
+    for row in (row for row in parse_quota(answer.out) if row.place in (mount.source, mount.point)):
+        kinds = (
+            ("quota, GiB", row.used / GIB, row.limit and row.limit / GIB),
+            ("quota, files", row.files, row.files_limit),
+        )
+        for name, used, limit in kinds:
+            value = f"{used:,.0f} used" + (f" of {limit:,.0f}" if limit else ", no limit")
+            if limit and used >= limit:
+                so_what = "every write fails, in the middle of runs too"
+                found.append(problem(name, value, so_what, "free some space first"))
+            elif limit and (used > NEAR * limit or (name == "quota, GiB" and limit - used < LOW_BYTES / GIB)):
+                found.append(warning(name, value, NO_QUOTA, FREE_SOME))
+            else:
+                found.append(ok(name, value))
+    return found or [ok("quota", f"none of yours there, says {tool}")]

@@ -4,7 +4,6 @@ their names, and always cancelled: also on ctrl-C, a kill, or a closed terminal.
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -47,6 +46,7 @@ class TrialJob:
 
     side: str
     request: Request
+    ran: bool = False
     name: str = field(default_factory=lambda: PREFIX + secrets.token_hex(4))
     seen: SeenJob | None = None
 
@@ -149,43 +149,40 @@ class TrialRun:
     folders: Sequence[Path]
     say: Say
     jobs: list[TrialJob] = field(default_factory=list)
-    ran: list[TrialJob] = field(default_factory=list)
 
     def run(self) -> list[Finding]:
         first, *others = requests(self.profile)
         job = TrialJob("a", first)
-        found, why = self._first(job)
-        if why:
-            return in_group(FIRST_GROUP, found) + in_group(TWO_GROUP, unknown("the pair", why))
-        rounds = pair.ping(pair.Post(self.folder, "login", "a"))
-        clocks = judge_clocks(f"clocks, here to {job.node}", rounds)
-        two = self._pair(job, [replace(request, exclude=job.node) for request in others])
-        return [*in_group(FIRST_GROUP, found, clocks), *self._nodes(), *in_group(TWO_GROUP, *two)]
+        found = in_group(FIRST_GROUP, self._first(job))
+        nodes = self._node(job)
+        if found[0].state is not State.OK or nodes[0].state is State.PROBLEM:
+            return [*found, *nodes, *in_group(TWO_GROUP, unknown("the pair", "the first job did not come so far"))]
+        two = in_group(TWO_GROUP, *self._pair(job, [replace(request, exclude=job.node) for request in others]))
+        second = self._node(self.jobs[-1], nodes) if self.jobs[-1].ran else []
+        return [*found, *nodes, *second, *two]
 
-    def _first(self, job: TrialJob) -> tuple[Finding, str]:
-        """Return what is found, and why there can be no pair."""
+    def _first(self, job: TrialJob) -> Finding:
         asked = job.request.describe()
         if refused := self._submit(job):
-            found = problem(TIME_TO_RUN, f"refused: {refused.what}", "no run starts", refused.next_step or "")
-            return found, "no job could be submitted"
+            return problem(TIME_TO_RUN, f"refused: {refused.what}", "no run starts", refused.next_step or "")
         waited = self._starts(job, FIRST_WAIT_S)
         if waited is None:
-            value = f"still waiting after {span(FIRST_WAIT_S)}: {job.reason} ({asked}){_expected_start(job.name)}"
-            why = "the first job did not start"
+            value = f"still waiting after {span(FIRST_WAIT_S)}: {job.reason} ({asked})"
             if job.reason in PASSING:
                 so_what = "the cluster is full: runs wait too, and longer ones longer. What needs a job is not known"
-                return note(TIME_TO_RUN, value, so_what, "the same command again, later"), why
+                return note(TIME_TO_RUN, value, so_what, "the same command again, later")
             advice = "look the reason up in `man squeue`; change the cluster's profile"
-            return warning(TIME_TO_RUN, value, "this may never start, and no run would", advice), why
-        if self._messages("hello", "a", job, HELLO_S):
-            return ok(TIME_TO_RUN, f"{span(waited)} ({asked})"), ""
+            return warning(TIME_TO_RUN, value, "this may never start, and no run would", advice)
+        job.ran = True
+        if self._until(lambda: "started-a" in pair.listing(self.folder), job, HELLO_S):
+            return ok(TIME_TO_RUN, f"{span(waited)} ({asked})")
         value = f"started on {job.node} after {span(waited)}, and nothing of it is seen here"
         value += f" ({job.seen.state})" if job.seen else ""
-        if said := self._tail("a.out") or self._tail("python-a.log"):
+        if said := self._tail("a.out"):
             value += f"; it said: {said}"
         so_what = f"jobs don't see {self.folder.parent}, or don't get to their first line"
         advice = "give a folder that all nodes share (--root); check modules and setup of the cluster's profile"
-        return problem("files of a job", value, so_what, advice), "the first job is silent"
+        return problem("files of a job", value, so_what, advice)
 
     def _submit(self, job: TrialJob) -> slurm.SchedulerError | None:
         self.jobs.append(job)  # before sbatch is called: a reply that is lost leaves a job too
@@ -204,10 +201,18 @@ class TrialRun:
         while (passed := time.monotonic() - began) < limit_s:
             state = job.look()
             if state is JobState.RUNNING or state.over:
-                self.ran.append(job)
                 return passed
             time.sleep(LOOK_S)
         return None
+
+    def _until(self, there: Callable[[], bool], job: TrialJob, limit_s: float) -> bool:
+        """Wait for what a job leaves in the folder; tell whether it came. Not much longer than the job lasts."""
+        deadline = time.monotonic() + limit_s
+        while not (found := there()) and time.monotonic() < deadline:
+            if job.look().over:
+                deadline = min(deadline, time.monotonic() + 3)
+            time.sleep(LOOK_S)
+        return found
 
     def _tail(self, name: str) -> str:
         return (reading.tail(self.folder / name, 4096) or "").strip().split("\n")[-1].strip()[:200]
@@ -222,70 +227,40 @@ class TrialRun:
             if self._starts(second, SECOND_WAIT_S) is None:
                 value = f"no second node within {span(SECOND_WAIT_S)}: {second.reason}"
                 return [unknown("the pair", value, so_what, "try again later")]
+            second.ran = True
             self.say(f"doctor: {first.node} and {second.node} compare what they see, {span(PAIR_S)} at most")
-            self._messages("result", "ab", second, PAIR_S)
+            self._until(lambda: all("result" in pair.listing(self.folder / side) for side in "ab"), second, PAIR_S)
             return judge_pair(*(reading.read_json_or_none(self.folder / side / "result") for side in "ab"))
         return [unknown("the pair", f"no node besides {first.node}: {words}", so_what, "with one node, none is needed")]
 
-    def _messages(self, name: str, sides: str, job: TrialJob, limit_s: float) -> bool:
-        """Wait for a message of each side; tell whether they came. A job may end before it says hello."""
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            if all(name in pair.listing(self.folder / side) for side in sides):
-                return True
-            if "hello" not in pair.listing(self.folder / job.side) and job.look().over:
-                deadline = min(deadline, time.monotonic() + 3)
-            time.sleep(LOOK_S)
-        return False
-
-    def _nodes(self) -> list[Finding]:
-        """Return what the jobs' nodes show; of the second what differs from the first."""
-        deadline = time.monotonic() + NODE_S
-        found: list[Finding] = []
-        for job in self.ran:
-            while (rows := self._shown(job)) is None and time.monotonic() < deadline:
-                time.sleep(LOOK_S)
-            fallback = f"fallback-{job.side}" in pair.listing(self.folder)
-            known, news = {_gist(finding) for finding in found}, []
-            if rows is None or fallback:
-                said = self._tail(f"{'python' if fallback else 'node'}-{job.side}.log") or "nothing"
-                value, so_what = f"autorl-hpc does not start there: {said}", "jobs end at their first line"
-                advice = "set `python` in the cluster's profile to one that nodes see, with autorl-hpc installed"
-                news.append(problem("Python of jobs", value, so_what, advice))
-            own = ("Python", "packages") if fallback else ()  # of the node's python3, which jobs don't use
-            news += [row for row in rows or [] if row.check not in own and _gist(row) not in known]
-            found += in_group(f"In a job on {job.node}", *(news or [ok("all of it", f"as on {self.ran[0].node}")]))
-        return found
-
-    def _shown(self, job: TrialJob) -> list[Finding] | None:
-        rows = reading.read_json_or_none(self.folder / f"node-{job.side}.json")
-        return None if rows is None else [Finding(**{**row, "state": State(row["state"])}) for row in rows]
+    def _node(self, job: TrialJob, known: Sequence[Finding] = ()) -> list[Finding]:
+        """Return what a job's node shows, but for what another one shows too."""
+        group = f"In a job on {job.node}"
+        if not job.ran:
+            return in_group(group, unknown("the node", "no job ran"))
+        path = self.folder / f"node-{job.side}.json"
+        self._until(lambda: path.name in pair.listing(self.folder), job, NODE_S)
+        if (rows := reading.read_json_or_none(path)) is None:
+            value = f"autorl-hpc does not start there: {self._tail(f'node-{job.side}.log') or 'nothing is said'}"
+            advice = "set `python` in the cluster's profile to one that nodes see, with autorl-hpc installed"
+            return in_group(group, problem("Python of jobs", value, "jobs end at their first line", advice))
+        seen, found = (
+            {(one.check, one.state) for one in known},
+            [Finding(**{**row, "state": State(row["state"])}) for row in rows],
+        )
+        new = [one for one in found if (one.check, one.state) not in seen]
+        return in_group(group, *(new or [ok("all of it", "as on the other node")]))
 
 
-def _gist(finding: Finding) -> tuple[str, str, str]:
-    """Return what makes it differ from that of another node: not the milliseconds and bytes."""
-    return finding.check, str(finding.state), re.sub(r"[\d.]+ ([KMGT]?i?B|ms|s)\b", "", finding.value)
-
-
-def _expected_start(name: str) -> str:
-    try:
-        text = slurm.run(["squeue", "--noheader", "--start", f"--name={name}", "--format=%S"]).strip()
-    except slurm.SchedulerError:
-        return ""
-    return "" if text in ("", "N/A") else f"; expected start {text.splitlines()[0]}"
-
-
-# --- what a pair saw of each other: clocks, lags, races and locks, from its raw results
+# --- what a pair saw of each other, from its raw results
 
 Raw = Mapping[str, Any]
 
-CLOCK_NOTE_S = 1.0
-CLOCK_WARNING_S = 60.0
 NOT_SO_FAR = "the pair did not come so far"
 SHARED = "use a file system that all nodes share (--root)"
-
-WAYS = {"listed": ("new file, by listing", 5.0), "renamed_over": ("renamed over, by open()", 10.0)}
-"""Name and slowest time without a warning: a submission waits for some four listings; heartbeats are judged after a minute."""
+WAYS = {"listed": ("new file, by listing", 10.0), "renamed_over": ("renamed over, by open()", 15.0)}
+"""Name, and slowest time of a change and the answer to it without a warning: a submission waits for some four listings; heartbeats are
+judged after a minute."""
 
 
 def judge_pair(a: Raw | None, b: Raw | None) -> list[Finding]:
@@ -295,47 +270,20 @@ def judge_pair(a: Raw | None, b: Raw | None) -> list[Finding]:
     nodes = f"{a['node']} and {b['node']}"
     found = [ok("the two nodes", nodes)]
     if a["boot"] == b["boot"]:
-        so_what = "they share one cache and one clock: what is measured between them says nothing of two machines"
+        so_what = "they share one cache: what is measured between them says nothing of two machines"
         advice = "name a partition with several machines in the cluster's profile, if there is one"
         found = [note("the two nodes", f"{nodes} are one machine (same boot id)", so_what, advice)]
     if stopped := a["stopped"] or b["stopped"]:
-        so_what = "files that one side made did not reach the other, or hang"
+        so_what = "files that one side made did not reach the other, or hang: nothing will be scored"
         found.append(problem("the pair", f"it stopped: {stopped}", so_what, SHARED))
-    return [*found, judge_clocks("clocks, node to node", a.get("rounds") or []), *_lags(a, b), _race(a, b), _lock(a, b)]
-
-
-def judge_clocks(name: str, rounds: list[list[float]]) -> Finding:
-    """Judge the difference of two clocks by messages there and back."""
-    clock = pair.offset(rounds)
-    if clock is None:
-        return unknown(name, "no answer came back")
-    ahead, unsure = clock
-    told = f"{ahead:+.1f} s" if abs(ahead) >= 1 else f"{1000 * ahead:+.0f} ms"
-    value = f"{told}, give or take {span(unsure)}"
-    if abs(ahead) - unsure > CLOCK_WARNING_S:
-        so_what = "nothing here is ordered by clocks, but logins (munge, TLS) fail when they differ by minutes"
-        return warning(name, value, so_what, "tell the site's people")
-    if abs(ahead) - unsure > CLOCK_NOTE_S:
-        so_what = "nothing here is ordered by clocks; times of different nodes in logs don't line up"
-        return note(name, value, so_what, "add the difference when you compare times of two nodes")
-    return ok(name, value)
-
-
-def _lags(a: Raw, b: Raw) -> list[Finding]:
-    clock, acted, seen = pair.offset(a.get("rounds") or []), a.get("acted"), b.get("seen")
-    found, wait = [], "the suite's processes wait for each other this way: "
     for way, (name, slow_s) in WAYS.items():
-        if clock is None or acted is None or seen is None:
-            found.append(unknown(name, NOT_SO_FAR))
-        elif seen[way] is None:
-            found.append(problem(name, f"not within {pair.WATCH_S:.0f} s", f"{wait}nothing will be scored", SHARED))
-        else:
-            lag = max(0.0, seen[way] - clock[0] - acted[way])
-            value = f"seen after {span(lag)} (+- {span(clock[1])})"
-            so_what = f"{wait}scores come late, living graders may look dead"
-            advice = "mount with a shorter actimeo, or use another file system (--root)"
-            found.append(warning(name, value, so_what, advice) if lag > slow_s else ok(name, value))
-    return found
+        lag = (a.get("lags") or {}).get(way)
+        value = "" if lag is None else f"seen and answered after {span(lag)}"
+        so_what = "the suite's processes wait for each other this way: scores come late, living graders may look dead"
+        advice = "mount with a shorter actimeo, or use another file system (--root)"
+        judged = ok(name, value) if lag is None or lag <= slow_s else warning(name, value, so_what, advice)
+        found.append(unknown(name, NOT_SO_FAR) if lag is None else judged)
+    return [*found, _race(a, b), _lock(a, b)]
 
 
 def _race(a: Raw, b: Raw) -> Finding:
@@ -363,13 +311,6 @@ def _lock(a: Raw, b: Raw) -> Finding:
         return unknown("flock", NOT_SO_FAR)
     if (held, tried, again) == ("granted", "refused", "granted"):
         return ok("flock", "excludes between nodes")
-    so_what = (
-        "the suite doesn't use it; other programs (pip, conda, Hugging Face's cache) do, and may damage their caches"
-    )
-    value = f"refused while held ({tried}), then {again}"
-    if (held, tried) == ("granted", "granted"):
-        value = "granted to both nodes"
-    elif held != "granted":
-        value = "refused to everybody" if held == "refused" else f"not there: {held}"
-    advice = "give each job caches of its own, or ask for a mount with locks (lustre: -o flock)"
-    return note("flock", value, so_what, advice)
+    value = f"first {held}, then {tried}, then {again}"
+    so_what = "the suite doesn't use it; pip, conda and Hugging Face's cache do, and may damage their caches"
+    return note("flock", value, so_what, "give each job its own caches, or ask for locks (lustre: -o flock)")

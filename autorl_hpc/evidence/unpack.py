@@ -25,7 +25,7 @@ from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import verify_model
-from autorl_hpc.launch.prerequisites import JUDGE_PARAMETERS
+from autorl_hpc.launch.expand import JUDGE_PARAMETERS
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.entries import Submission
 from autorl_hpc.records.exchange import EvidenceManifest

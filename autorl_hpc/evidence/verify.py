@@ -21,6 +21,7 @@ from autorl_hpc.files.checkpoint import EMBEDDING_NAMES, HEAD_NAME, folder_conte
 from autorl_hpc.files.frozen_records import baseline_key, read_baseline, read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger, heads_of, read_heads, sha256_hex
+from autorl_hpc.files.progress import tracked
 from autorl_hpc.files.queue import claimed_entries, waiting
 from autorl_hpc.files.reading import parse_yaml
 from autorl_hpc.files.run_view import RunView
@@ -221,7 +222,9 @@ def _verify_experiment(experiment: ExperimentDir, known: KnownHeads, found: set[
                 return []
     except OSError as error:
         shared.unreadable(error, experiment.path)
-    runs = [verify_run(experiment, experiment.run(run_id)) for run_id in run_ids]
+    runs = [
+        verify_run(experiment, experiment.run(run_id)) for run_id in tracked(run_ids, "verifying runs", len(run_ids))
+    ]
     found |= _check_anchors(experiment, shared, runs, known)
     if damage is None and all(run.hashes and not run.problems for run in runs) and experiment.report.is_dir():
         _check_merged_report(experiment, shared, {run.run_id: run.hashes for run in runs})

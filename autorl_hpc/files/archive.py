@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.progress import Counted, bar
 from autorl_hpc.records.exchange import StoreFile
 
 SUFFIXES = (".tar.zst", ".tar.gz", ".tgz", ".tar")
@@ -89,7 +90,8 @@ def add(archive: tarfile.TarFile, name: str, size_bytes: int, mode: int, data: A
     """Add a file without owner and time, so that the archive does not depend on the host."""
     row = tarfile.TarInfo(name)
     row.size, row.mode, row.mtime, row.uid, row.gid, row.uname, row.gname = size_bytes, mode, 0, 0, 0, "", ""
-    archive.addfile(row, data)
+    with bar(f"packing {name}", size_bytes) as advance:
+        archive.addfile(row, Counted(data, advance))
 
 
 class Bounded:
@@ -167,10 +169,12 @@ def write_hashed(target: Path, data: IO[bytes], row: StoreFile, said_by: str) ->
     """Write a file of an archive to `target`, which must not exist. Raises DamagedArchive: its hash is not that of `row`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
-    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+    opened = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(opened, "wb") as file, bar(f"unpacking {target.name}", row.size_bytes) as advance:
         while chunk := data.read(CHUNK_BYTES):
             digest.update(chunk)
             file.write(chunk)
+            advance(len(chunk))
         file.flush()
         os.fsync(file.fileno())
     if digest.hexdigest() != row.sha256:

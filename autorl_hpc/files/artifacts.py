@@ -39,7 +39,7 @@ def _names(folder: Path) -> list[str]:
 def new_folder(artifacts: Path, run_id: str, attempt: int) -> Path:
     """Make and return an empty folder beside the artifacts to copy into."""
     folder = artifacts / f"{_unfinished(run_id)}{attempt}-{os.getpid()}-{secrets.token_hex(8)}"
-    again(lambda: folder.mkdir(mode=0o700, exist_ok=True))  # random name: if it exists, we made it
+    again(lambda: folder.mkdir(exist_ok=True))  # random name: if it exists, we made it
     return folder
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from autorl_hpc.errors import Refused
 from autorl_hpc.files import reading
 from autorl_hpc.files.faults import again
+from autorl_hpc.files.progress import bar
 from autorl_hpc.records import canonical_json
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
@@ -135,8 +136,8 @@ def content_hash(parts: Iterable[Part]) -> str:
     return hashlib.sha256(canonical_json(rows)).hexdigest()
 
 
-def hash_span(fd: int, begin: int, end: int) -> str:
-    """Return the sha256 (hex) of the bytes [begin, end) of an open file."""
+def hash_span(fd: int, begin: int, end: int, advance: Callable[[float], None] = lambda amount: None) -> str:
+    """Return the sha256 (hex) of the bytes [begin, end) of an open file. `advance`: takes note of the bytes read."""
     digest = hashlib.sha256()
     view = memoryview(bytearray(min(CHUNK_BYTES, max(1, end - begin))))
     while begin < end:
@@ -145,6 +146,7 @@ def hash_span(fd: int, begin: int, end: int) -> str:
             raise OSError(f"file ended at {begin}, expected {end}")
         digest.update(view[:got])
         begin += got
+        advance(got)
     return digest.hexdigest()
 
 
@@ -244,10 +246,11 @@ SKIPPED = ("__pycache__", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 
 
 def file_sha256(path: Path) -> str:
-
     def once() -> str:
         with open(path, "rb", buffering=0) as file:
-            return hash_span(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+            size = os.fstat(file.fileno()).st_size
+            with bar(f"hashing {path.name}", size) as advance:
+                return hash_span(file.fileno(), 0, size, advance)
 
     return again(once)
 

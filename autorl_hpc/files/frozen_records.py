@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import reading
 from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.layout import ExperimentDir, RunDir
@@ -37,6 +37,8 @@ def _read(path: Path) -> Any:
     except FileNotFoundError:
         advice = "give a folder that `autorl-hpc launch` made, such as runs/quickstart"
         raise AutorlError(f"there is no {path.name}", where=path, next_step=advice) from None
+    except PermissionError as error:
+        raise from_os_error(error, f"reading {path.name}", path) from None
     except (OSError, ValueError) as error:
         raise damaged(f"{path.name} can't be read: {error}", path) from None
 

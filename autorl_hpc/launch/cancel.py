@@ -55,9 +55,7 @@ def _ids(tasks: Iterable[ListedJob]) -> list[str]:
 
 
 SEAL_WAIT_S, REPORT_WAIT_S = 60.0, 60.0
-CLOSE_WAIT_S = (
-    180.0  # for graders to score accepted submissions; what is not closed by then is closed by the next launch
-)
+CLOSE_WAIT_S = 180.0  # for graders to score what was accepted; what is left is closed by the next launch
 POLL_S, CLUSTER_POLL_S = 0.3, 3.0  # on a cluster each poll asks the scheduler
 WAIT_WORDS = f"sealed; waiting at most {CLOSE_WAIT_S:.0f} s for a grader to score what was accepted and close the runs"
 
@@ -65,8 +63,7 @@ WAIT_WORDS = f"sealed; waiting at most {CLOSE_WAIT_S:.0f} s for a grader to scor
 def cancel_runs(
     experiment: ExperimentDir, runs: list[str], say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Cancel these runs, or all, and wait until they are sealed. Return the facts for `--json`. Raises AutorlError: no
-    such run."""
+    """Cancel these runs, or all, and wait until they are sealed. Return the facts for `--json`. Raises AutorlError: no such run."""
     record = read_experiment(experiment)
     unknown = [run for run in runs if run not in record.runs]
     if unknown:
@@ -93,8 +90,7 @@ def cancel_runs(
 def _cancel(
     experiment: ExperimentDir, record: ExperimentRecord, wanted: list[str], say: Callable[[str], None], everything: bool
 ) -> tuple[list[str], list[str]]:
-    """Seal runs that wait for a job or lost it; running supervisors seal theirs. Return the unsealed runs, and jobs
-    that are left."""
+    """Seal runs that wait for a job or lost it; running supervisors seal theirs. Return the unsealed runs, and jobs that are left."""
     local, running = record.cluster is None, set[str | None]()
     # In `placement: step` graders are in the agents' jobs.
     role, poll_s = "agents" if record.grader.placement == "step" else "grader-", POLL_S if local else CLUSTER_POLL_S

@@ -30,8 +30,7 @@ def served(spec: ExperimentSpec) -> Sequence[str]:
 
 
 def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience]:
-    """Return the pinned facts of each driver of the matrix. Raises AutorlError: a model is not staged, or was
-    changed."""
+    """Return the pinned facts of each driver of the matrix. Raises AutorlError: a model is not staged, or was changed."""
     return {
         name: driver.science(model_hash(root, driver.model, f"drivers.{name}.model") if driver.kind == "vllm" else None)
         for name, driver in used(spec).items()
@@ -39,8 +38,7 @@ def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience
 
 
 def model_hash(root: Root, name: str, field: str, kind: str = "model") -> str:
-    """Return the content hash of a staged model, whose files are checked. Raises AutorlError: not staged, or
-    changed."""
+    """Return the content hash of a staged model, whose files are checked. Raises AutorlError: not staged, or changed."""
     try:
         manifest = verify_model(root, name)
     except AutorlError as error:
@@ -52,8 +50,7 @@ def model_hash(root: Root, name: str, field: str, kind: str = "model") -> str:
 
 
 def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: ClusterProfile | None, where: Path) -> None:
-    """Check that keys exist and are private, and that GPUs suffice. No error shows a key. `profile`: None here. Raises
-    AutorlError."""
+    """Check that keys exist and are private, and that GPUs suffice. No error shows a key. `profile`: None here. Raises AutorlError."""
     for name, driver in used(spec).items():
         if driver.kind == "vllm":
             _check_gpus(name, driver, profile, where)
@@ -74,18 +71,15 @@ def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: Clus
 
 
 def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path) -> None:
-    """Raise AutorlError if an agent's `secrets` name a driver's key. `frozen`: the code whose agents run; None: as they
-    are now."""
+    """Raise AutorlError if an agent's `secrets` name a driver's key. `frozen`: the code whose agents run; None: as they are now."""
     variables = {driver.key_variable: name for name, driver in spec.drivers.items() if driver.key_variable is not None}
     folders = None if frozen is None else [frozen / "templates" / "agents"]
     for loaded in (load_agent(agent, folders) for agent in spec.matrix.agent):
         for taken in (variable for variable in loaded.file.secrets if variable in variables):
-            raise AutorlError(
-                f"agent {loaded.name} would get the key of driver `{variables[taken]}`: its `secrets` name {taken}",
-                where=loaded.folder,
-                next_step=f"take {taken} out of its `secrets`: agents find a token of their run in such variables, the key is the "
-                f"gateway's; or give the driver another `key_variable`, or a `key_file` ({where})",
-            )
+            what = f"agent {loaded.name} would get the key of driver `{variables[taken]}`: its `secrets` name {taken}"
+            advice = f"take {taken} out of its `secrets`: agents find a token of their run in such variables; or give "
+            advice += f"the driver another `key_variable`, or a `key_file` ({where})"
+            raise AutorlError(what, where=loaded.folder, next_step=advice)
 
 
 def _key_in_variable(name: str, variable: str, where: Path) -> str:
@@ -113,8 +107,7 @@ def _check_gpus(name: str, driver: DriverSpec, profile: ClusterProfile | None, w
 
 
 def lay_keys(spec: ExperimentSpec, experiment: ExperimentDir, where: Path) -> None:
-    """Write `drivers/<name>.key`: random for servers of ours, from variables that jobs don't get. Raises AutorlError,
-    OSError."""
+    """Write `drivers/<name>.key`: random for servers of ours, from variables that jobs don't get. Raises AutorlError, OSError."""
     for name, driver in used(spec).items():
         path = experiment.driver_key(name)
         if driver.kind == "vllm":
@@ -154,20 +147,16 @@ def notes(spec: ExperimentSpec) -> list[str]:
     found = []
     for name, driver in used(spec).items():
         if driver.url is not None and VERSIONED.search(driver.url) is None:
-            found.append(
-                f"driver {name}: note: its url ends without a version such as `/v1`; requests go to {driver.url}/chat/completions and the like"
-            )
+            where = f"requests go to {driver.url}/chat/completions and the like"
+            found.append(f"driver {name}: note: its url ends without a version such as `/v1`; {where}")
         if driver.kind == "api" and (driver.key_file or driver.key_variable) and spec.sandbox.level in ("auto", "none"):
             when = "at sandbox level none" if spec.sandbox.level == "none" else "on a node where no sandbox level works"
-            found.append(
-                f"driver {name}: WARNING: {when} an agent can read the file with its key, and use it past gateway and budgets (demand a level: `sandbox.level`)"
-            )
+            what = "an agent can read the file with its key, and use it past gateway and budgets"
+            found.append(f"driver {name}: WARNING: {when} {what} (demand a level: `sandbox.level`)")
     mixed = NO_DRIVER in spec.matrix.driver and bool(used(spec))
     if mixed and spec.sandbox.network is None and spec.sandbox.level != "none":
-        found.append(
-            "drivers: note: runs with a driver have the network `driver`, those without it `none`, and no leaderboard compares over two "
-            "networks; `sandbox: {network: driver}` gives all of them the same"
-        )
+        what = "runs with a driver have the network `driver`, those without it `none`, and no leaderboard compares over two"
+        found.append(f"drivers: note: {what} networks; `sandbox: {{network: driver}}` gives all of them the same")
     return found
 
 

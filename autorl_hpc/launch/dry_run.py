@@ -25,8 +25,7 @@ from autorl_hpc.tasks.loader import load_task
 
 
 def visible_gains(root: Root, science: Science) -> dict[str, dict[str, Any]]:
-    """Return for each split: items, clusters (null: independent or unknown), as many independent items, points (null:
-    none visible)."""
+    """Return for each split: items, clusters (null: independent or unknown), as many independent items, points (null: none visible)."""
     task, found = load_task(science.task, root=root).file, {}
     for split in map(Split, science.splits):
         try:

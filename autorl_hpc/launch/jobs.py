@@ -100,9 +100,7 @@ def chain_links(
     if limit_s is not None:
         minutes = min(minutes, _floor_minutes(limit_s))
     if minutes * 60 < least_s:
-        wrong = (
-            f"field `{what}`: a job of {minutes} min would be told to end before it starts; {least_s:.0f} s at least"
-        )
+        wrong = f"field `{what}`: a job of {minutes} min would end before it starts; {least_s:.0f} s at least"
         raise _impossible(wrong, where, "give it more time, or shorten `signal_before_end` in the cluster's profile")
     return Links(min(MAX_LINKS, max(least, math.ceil(long_s / (minutes * 60)) + 1)), minutes)
 
@@ -128,8 +126,7 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class Needs:
-    """The jobs that an experiment lacks. `drivers`: by name, 1 if a chain is missing, else 0; `driving`: by name, the
-    id of its job."""
+    """The jobs that an experiment lacks. `drivers`: by name, 1 if a chain is missing, else 0; `driving`: by name, the id of its job."""
 
     runs: Sequence[str]  # runs without a job
     graders: Sequence[int]  # by grader number, 1 if its chain must be submitted, 0 if it exists
@@ -154,8 +151,7 @@ class Planner:
         self.grader = profile.grader.resources(self.spec.resources.grader)
 
     def plan(self, needs: Needs) -> list[JobPlan]:
-        """Return the sbatch calls in the order to make them. Raises AutorlError: the site's limits make the budget
-        impossible."""
+        """Return the sbatch calls in the order to make them. Raises AutorlError: the site's limits make the budget impossible."""
         closing_s = CLOSING_S if self.step else 0.0  # with its grader in it, a job lasts until the run is closed
         limit_s = self._limit_s(self.agent)
         links = agent_links(self.spec.budget, self.profile, limit_s, self.profile.name, closing_s=closing_s)
@@ -197,8 +193,7 @@ class Planner:
         ]
 
     def _arrays(self, needs: Needs, links: Links, start: str) -> list[JobPlan]:
-        """Return the arrays, each with all links. Of more than may run at once, the next waits for the last link of its
-        lane's."""
+        """Return the arrays, each with all links. Of more than may run at once, the next waits for the last link of its lane's."""
         parallel = max(1, self.spec.parallel - needs.busy)
         parts = split(needs.runs, self.site.max_array_size, parallel)
         lanes = min(len(parts), parallel)
@@ -274,8 +269,7 @@ OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
 
 
 def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict[str, str]:
-    """Return this environment with the frozen code, without a surrounding job's variables, and with the agents' secrets
-    alone."""
+    """Return this environment with the frozen code, without a surrounding job's variables, and with the agents' secrets alone."""
     outer = without_scheduler(os.environ)
     env = without_secrets(outer)  # other processes of the user can read a job's environment
     frozen = experiment.code / record.code_hash / "templates" / "agents"

@@ -81,9 +81,7 @@ HUNG_S, START_S = 60.0, 600.0  # a grader without a sign of life for so long han
 BEAT_LOOK_S = 5.0
 STEADY_S = 600.0  # a grader that lived this long is started again without counting its earlier deaths
 ENDED_ITSELF = (0, 130, EXIT_TROUBLE)  # of a grader that has nothing to do, was told to end, or can't score here
-CRASHES_BEFORE_LEAVING = (
-    10  # supervisors of a run that may fail before an array leaves it; with the pauses, five minutes
-)
+CRASHES_BEFORE_LEAVING = 10  # supervisors of a run that may fail before an array leaves it; with pauses, five minutes
 
 
 def run_array(experiment: ExperimentDir) -> int:
@@ -212,8 +210,7 @@ class GraderKeeper:
 
 
 def run_graders(experiment: ExperimentDir, hung_s: float = HUNG_S) -> int:
-    """Run a Slurm job's graders while its time lasts. Return the exit code of one that ended by itself or was told
-    to."""
+    """Run a Slurm job's graders while its time lasts. Return the exit code of one that ended by itself or was told to."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopping = Stopping(usr2=True)
     keeper = GraderKeeper(experiment, stopping, hung_s)
@@ -224,8 +221,7 @@ def run_graders(experiment: ExperimentDir, hung_s: float = HUNG_S) -> int:
 
 
 def run_chain(experiment: ExperimentDir) -> int:
-    """Run graders while agents work, then until the experiment is over; the next if one died, or there is new work.
-    Return the code."""
+    """Run graders while agents work, then until the experiment is over; the next if one died, or there is new work. Return the code."""
     stopping = Stopping()
     keeper, left = GraderKeeper(experiment, stopping), read_experiment(experiment).grader.chain
     while not stopping.asked and left > 0:

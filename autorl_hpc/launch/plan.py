@@ -1,5 +1,4 @@
-"""`launch`: freeze the code, check agents and engine, make or resume an experiment's folder, queue baselines; the lock
-of launches."""
+"""`launch`: freeze the code, check agents and engine, make or resume an experiment's folder, queue baselines; the lock of launches."""
 
 from __future__ import annotations
 
@@ -53,17 +52,13 @@ NOT_FROZEN = ("_share/", "models/")
 
 
 def parts(own: Mapping[str, Path]) -> Parts:
-    """Return what to freeze: package, tasks, templates. `own`: the user's folders by frozen place, such as
-    `templates/agents/mine`."""
+    """Return what to freeze: package, tasks, templates. `own`: the user's folders by frozen place, such as `templates/agents/mine`."""
     found = {"autorl_hpc": PACKAGE, **{name: share(name) for name in SHARED_PARTS}}
     replaced = tuple(f"{place}/" for place in own)
-    frozen = {
-        name: (
-            folder,
-            [f for f in walk_files(folder) if not f.startswith(NOT_FROZEN) and not f"{name}/{f}".startswith(replaced)],
-        )
-        for name, folder in found.items()
-    }
+    frozen: Parts = {}
+    for name, folder in found.items():
+        files = (file for file in walk_files(folder) if not file.startswith(NOT_FROZEN))
+        frozen[name] = (folder, [file for file in files if not f"{name}/{file}".startswith(replaced)])
     return {**frozen, **{place: (folder, code_files(folder)) for place, folder in own.items()}}
 
 
@@ -259,9 +254,8 @@ def prepare(
             _write_run(experiment, record, cell, frozen)
         atomic.write_json(experiment.resolved, record.model_dump(mode="json"))
         for cell in (cell for cell in planned.cells if cell.run_id not in planned.finished):
-            known = cell.science.model_dump(include={"task", "base_model"}) | {
-                "recipe_hash": cell.science.recipe.hash()
-            }
+            known = cell.science.model_dump(include={"task", "base_model"})
+            known["recipe_hash"] = cell.science.recipe.hash()
             for split in (Split.REPORT,) if planned.spec.protocol is Protocol.PAPER else (Split.FEEDBACK, Split.REPORT):
                 put(experiment.queue, QueueEntry(kind=QueueKind.BASELINE, split=split, **known))
     except OSError as error:
@@ -375,8 +369,7 @@ WAIT_S, SAY_AFTER_S = 1200.0, 2.0
 
 @contextmanager
 def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock during the block: a claim in jobs/, as on a queue's entry. Raises AutorlError: another lives after
-    WAIT_S."""
+    """Hold the lock during the block: a claim in jobs/, as on a queue's entry. Raises AutorlError: another lives after WAIT_S."""
     folder = experiment.jobs
     folder.mkdir(exist_ok=True)
     me = f"{LOCK}-{host_name()}-{os.getpid()}-{secrets.token_hex(3)}"

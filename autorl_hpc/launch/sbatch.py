@@ -48,8 +48,7 @@ class Scripts:
         return str(self._executor(job, numbers)._make_submission_file_text(self.command(job), ""))
 
     def submit(self, job: JobPlan, numbers: Mapping[str, str]) -> str:
-        """Submit the script by sbatch and return the job id. Raises submitit's FailedJobError or
-        FailedSubmissionError."""
+        """Submit the script by sbatch and return the job id. Raises submitit's FailedJobError or FailedSubmissionError."""
         return str(self._executor(job, numbers)._submit_command(self.command(job)).job_id)
 
     def command(self, job: JobPlan) -> str:
@@ -132,8 +131,7 @@ LOOK_S = 1.0
 
 
 def finish_taking_back(experiment: ExperimentDir, jobs: SlurmJobs) -> SlurmJobs:
-    """Cancel the jobs that are marked, and record that they are gone. Raises SchedulerError: no answer, or one doesn't
-    end."""
+    """Cancel the jobs that are marked, and record that they are gone. Raises SchedulerError: no answer, or one doesn't end."""
     if not any(submitted.asked_back and not submitted.taken_back for submitted in jobs.submitted):
         return jobs
     deadline = time.monotonic() + GONE_WAIT_S
@@ -158,8 +156,7 @@ NO_UID = "0" * 12  # for the scripts of a dry run, when the experiment has no jo
 
 
 def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: ClusterProfile) -> list[dict[str, str]]:
-    """Return role, name and script of each sbatch call of a launch of all runs. Raises AutorlError: the budget is
-    impossible."""
+    """Return role, name and script of each sbatch call of a launch of all runs. Raises AutorlError: the budget is impossible."""
     site = sites.ask(profile) if slurm.available() else sites.Site()
     closed = set(reading.list_names(experiment.finished))
     runs = [run for run in record.runs if run not in closed]
@@ -209,8 +206,7 @@ def submit(
 
 
 def never_start(planned: list[JobPlan], scripts: Scripts) -> list[str]:
-    """Return in words which planned jobs, one of each kind, Slurm would not start now. It accepts some, which wait for
-    ever."""
+    """Return in words which planned jobs, one of each kind, Slurm would not start now. It accepts some, which wait for ever."""
     found, seen = [], set()
     for job in planned:
         asked = (job.kind.model_dump_json(), job.minutes)
@@ -228,8 +224,7 @@ def never_start(planned: list[JobPlan], scripts: Scripts) -> list[str]:
 
 @contextmanager
 def _as_jobs_start(experiment: ExperimentDir, record: ExperimentRecord) -> Iterator[None]:
-    """Give this process the jobs' environment and folder, which sbatch passes on; TERM and HUP raise
-    KeyboardInterrupt."""
+    """Give this process the jobs' environment and folder, which sbatch passes on; TERM and HUP raise KeyboardInterrupt."""
     outer, folder = dict(os.environ), os.getcwd()
     env = job_environment(experiment, record)
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}

@@ -31,12 +31,8 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
         told = ", ".join(f"{number} x {role}" for role, number in count.items())
         said = f"submitted to {record.cluster.name}: {told}"
         if not done:
-            finished = set(record.runs) <= set(reading.list_names(planned.experiment.finished))
-            said = (
-                "all of them are finished: nothing is submitted"
-                if finished
-                else "its jobs are all in the queue already"
-            )
+            over = set(record.runs) <= set(reading.list_names(planned.experiment.finished))
+            said = "all of them are finished: nothing is submitted" if over else "its jobs are all in the queue already"
     return {
         "experiment": str(planned.experiment.path),
         "cluster": record.cluster.name if record.cluster else "local",

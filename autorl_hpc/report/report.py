@@ -23,6 +23,7 @@ from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.processes import die_with_parent
+from autorl_hpc.files.progress import tracked
 from autorl_hpc.records import canonical_json
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.cache import (
@@ -218,7 +219,7 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
     def summaries(runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
         changed = [run for run in runs if run.run.path not in kept]
         answers = in_processes(lambda number: _read(changed[number], digests, options), len(changed))
-        for run in runs:
+        for run in tracked(runs, "reading runs", len(runs)):
             one = made[run.run.path] if run.run.path in kept else next(answers)
             if isinstance(one, Exception):
                 yield one

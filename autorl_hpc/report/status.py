@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,8 +106,9 @@ class StatusWatch:
         self._digests: dict[Path, tuple[str | None, RunSummary]] = {}
 
     def jobs(self, experiment: ExperimentDir, *, ask: bool = True) -> JobsNow:
-        """Return the present jobs of an experiment; without `ask` as the watcher saw them last."""
-        here = [job.role for job in alive_jobs(experiment)]
+        """Return the present jobs of an experiment but this process's own, which is about to end; without `ask` as the watcher saw
+        them last."""
+        here = [job.role for job in alive_jobs(experiment) if job.pid not in (os.getpid(), os.getppid())]
         text = ", ".join(here) or "none running"
         try:
             submitted = read_submitted(experiment)
@@ -121,14 +123,14 @@ class StatusWatch:
             except slurm.SchedulerError as error:
                 seen, trouble = list(read_seen(experiment).jobs), f"as the watcher saw it last; {error.what}"
             self._seen[experiment.path] = (time.monotonic(), seen, trouble)
-        alive = JobTable.of(submitted, seen).alive()
+        every = JobTable.of(submitted, seen).alive()
+        alive = [task for task in every if task.seen is None or task.seen.job_id != slurm.own_id()]
         roles = list(dict.fromkeys([*here, *(task.submitted.role for task in alive)]))
         by_run = {task.run_id: f"{task.seen.job_id} {task.seen.state}" for task in alive if task.run_id and task.seen}
         ids = frozenset(t.seen.job_id for t in alive if t.seen and t.submitted.role.startswith("grader-"))
         step = not any(job.role.startswith("grader-") for job in submitted.submitted)
-        waits = bool(ids) and not any(
-            t.state is JobState.RUNNING for t in alive if t.submitted.role.startswith("grader-")
-        )
+        running = (t for t in every if t.state is JobState.RUNNING and t.submitted.role.startswith("grader-"))
+        waits = bool(ids) and not any(running)  # the next of a chain starts when this job has ended
         return JobsNow(roles, _told(alive), trouble or _stuck(alive), by_run, step, ids, waits)
 
     def run(self, run: RunDir) -> Row:
@@ -275,12 +277,12 @@ def _silent_s(experiment: ExperimentDir, grader: Mapping[str, Any]) -> float:
         return 0.0
 
 
-def nobody_grades(experiment: ExperimentDir) -> str | None:
-    """Return in words that nobody scores what waits in an experiment, by its files alone."""
+def nobody_grades(experiment: ExperimentDir, *, ask: bool = False) -> str | None:
+    """Return in words that nobody scores what waits in an experiment; without `ask` by its files alone."""
     waiting = len(queues.waiting(experiment.queue))
     if not waiting or set(runs_of(experiment)[0]) <= set(reading.list_names(experiment.finished)):
         return None
-    jobs = StatusWatch().jobs(experiment, ask=False)
+    jobs = StatusWatch().jobs(experiment, ask=ask)
     return _nobody_grades(experiment, jobs, _graders(experiment, jobs), waiting)
 
 

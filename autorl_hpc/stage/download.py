@@ -22,6 +22,7 @@ from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.files import atomic
 from autorl_hpc.files.checkpoint import CHUNK_BYTES, INDEX_NAME, SINGLE_NAME, file_sha256
 from autorl_hpc.files.layout import Root
+from autorl_hpc.files.progress import bar
 from autorl_hpc.stage import sources
 from autorl_hpc.stage.sources import HttpSource, Say, hub_url, in_words
 from autorl_hpc.states import Fault
@@ -191,7 +192,8 @@ def _once(address: HttpSource, name: str, part: Path, pin: Pin, say: Say, timeou
         if total is not None:
             sources.check_space(part.parent, total - have, name)
         shown = sources.progress(name, say)
-        with open(part, "ab") as file:
+        with open(part, "ab") as file, bar(f"downloading {name}", total) as advance:
+            advance(have)
             while pin.size_bytes is None or have <= pin.size_bytes:  # at most to the first chunk beyond it
                 try:
                     data = response.read1(CHUNK_BYTES)
@@ -200,6 +202,7 @@ def _once(address: HttpSource, name: str, part: Path, pin: Pin, say: Say, timeou
                 if not data:
                     break
                 have += file.write(data)
+                advance(len(data))
                 shown(have, total)
             file.flush()
             os.fsync(file.fileno())

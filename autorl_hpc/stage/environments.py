@@ -4,7 +4,6 @@ without network, and is then read-only."""
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -13,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
-from autorl_hpc.files import atomic, store
+from autorl_hpc.files import atomic, progress, store
 from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import IMAGE, LOCK, VENV, WHEELS, present_hash, verify_environment
@@ -83,7 +82,7 @@ def _stage_image(root: Root, name: str, image: Path, work: Path, requirements: P
         raise AutorlError(what, where=image, next_step=advice)
     check_space(work, image.stat().st_size, f"the image {image.name}")
     say(f"{PREFIX}{name}: copying and hashing the image")
-    shutil.copyfile(image, work / IMAGE)
+    progress.copy(image, work / IMAGE)
     return install_image(root, name, work, str(image), say=say)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit, Refused, from_os_error
-from autorl_hpc.files import reading, store
+from autorl_hpc.files import progress, reading, store
 from autorl_hpc.files.checkpoint import INDEX_NAME, base_content_hash, weight_files
 from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir, Root, share
@@ -164,10 +164,10 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        progress.copy(source, target)
 
 
-def _copy_model(source: Path, work: Path, copy: Callable[[Path, Path], object] = shutil.copyfile) -> None:
+def _copy_model(source: Path, work: Path, copy: Callable[[Path, Path], object] = progress.copy) -> None:
     for name in _checked_files(source):
         copy(source / name, work / name)
 

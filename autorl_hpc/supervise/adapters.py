@@ -1,6 +1,5 @@
-"""Check a submitted LoRA adapter by its headers, and merge it into the staged, pinned base model alone: W + (B @ A) * scale.
-Tensors as in peft's `save_pretrained`: `base_model.model.<module>.lora_A.weight` (rank, in), `.lora_B.weight` (out, rank).
-"""
+"""Check a submitted LoRA adapter by its headers, and merge it into the staged, pinned base model alone: W + (B @ A) * scale, with peft's
+names: `base_model.model.<module>.lora_A.weight` (rank, in), `.lora_B.weight` (out, rank)."""
 
 from __future__ import annotations
 

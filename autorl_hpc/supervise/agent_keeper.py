@@ -1,10 +1,7 @@
-"""Run an agent behind a keeper, a small process that starts it, adopts its orphans (child subreaper), and ends them all when the
-agent's first process ends, the supervisor asks for it, or standard input ends because the supervisor is gone. The time that it notes
-counts even if both are killed. Only the supervisor decides when the agent ends: schedulers and agents (`pkill python`) send TERM too.
+"""Run an agent behind a keeper, a small process that starts it, adopts its orphans (child subreaper), and ends them all when the agent's
+first process ends, the supervisor asks for it, or is gone. Only the supervisor decides: schedulers and agents (`pkill python`) send TERM too.
 
-Protocol: one JSON line in (argv, env, cwd, log, mark, elapsed_file, elapsed_s, suspension_s, prompt), then `stop <grace_s>`
-lines; JSON lines out when the agent starts (begun) and when everything has ended (exit_code), or with an error.
-"""
+Protocol: one JSON line in (see `AgentProcess`), then `stop <grace_s>` lines; JSON lines out: begun, error, exit_code when all has ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Serve the reference's HTTP protocol on the loopback, for agents that were written for AutoRL-Bench: `POST /submit` (drops the
-manifest of ./submit and waits for the answer), `GET /time`, `GET /health`. `/set_baseline` is refused: the grader measures it. All
-paths begin with a secret token of this run, so that agents of other runs on the same host can't use it.
-"""
+"""Serve the reference's HTTP protocol on the loopback, for agents that were written for AutoRL-Bench: `POST /submit`, `GET /time`, `GET
+/health`; `/set_baseline` is refused. All paths begin with a secret token of this run: agents of other runs can't use it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Count the budget outside the agent: `BudgetClock`, `Waits` (time given back), `BudgetLimits` (warnings, what ends a run).
-
-The clock is the sum of monotonic intervals. A gap between two ticks of more than `SUSPENSION_S` is a suspension (a stopped job, a frozen
-node) and doesn't count, unless the agent's keeper counted on meanwhile: then only the supervisor was held up.
-"""
+"""Count the budget outside the agent: `BudgetClock`, `Waits` (time given back), `BudgetLimits` (warnings, what ends a run). The clock is the
+sum of monotonic intervals; a gap of more than `SUSPENSION_S` counts only as far as the agent's keeper counted on meanwhile."""
 
 from __future__ import annotations
 
@@ -31,9 +28,7 @@ from autorl_hpc.states import EndedBy
 log = logging.getLogger("autorl_hpc.supervisor")
 
 TICK_S = 0.5
-PERSIST_S = (
-    10.0  # a lost node costs at most this much of the clock; a killed supervisor nothing, as the keeper counts too
-)
+PERSIST_S = 10.0  # a lost node costs at most this much; a killed supervisor nothing, as the keeper counts too
 SUSPENSION_S = 3 * PERSIST_S
 
 

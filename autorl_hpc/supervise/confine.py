@@ -90,9 +90,8 @@ class Confinement:
             image=None if image is None else str(image),
         )
         # On which bridge and gateway listen besides their ports.
-        self.socket, self.driver_socket = (
-            Path(self.socket_folder) / name for name in (SOCKET_NAME, DRIVER_SOCKET_NAME)
-        )
+        folder = Path(self.socket_folder)
+        self.socket, self.driver_socket = folder / SOCKET_NAME, folder / DRIVER_SOCKET_NAME
         self._chosen: ChosenLevel | None = None
 
     def choose(self, port: int, env: Mapping[str, str], attempt: int, *, driver_port: int | None = None) -> SandboxUsed:
@@ -169,9 +168,7 @@ def _named(readable: Sequence[str], private: set[str]) -> list[str]:
 
 # --- asked before the budget's clock starts, for the record only: no answer, or one that is too late, is null, and the run goes on
 
-VERSION_LIMIT_S = (
-    60.0  # openhands needs 9 s of CPU, and large programs are read from a file server here for the first time
-)
+VERSION_LIMIT_S = 60.0  # openhands needs 9 s of CPU, and a file server reads large programs for the first time
 MOST_BYTES = 4096  # far less than a pipe holds, so that the program never blocks while it runs
 Argv = Callable[[Sequence[str]], list[str]]
 

@@ -1,6 +1,5 @@
 """Have the scanner search the workspace for held-out items, after accepted submissions and once after the agent's end. Results go only
-into the ledger and never change the run. See docs/threat-model.md.
-"""
+into the ledger and never change the run. See docs/threat-model.md."""
 
 from __future__ import annotations
 
@@ -25,10 +24,7 @@ log = logging.getLogger("autorl_hpc.supervisor")
 
 POLL_S = 0.5
 LOOK_S = 120.0  # limit of one search while the agent works
-REST_FACTOR, REST_LEAST_S = (
-    3.0,
-    2.0,
-)  # a search is followed by a rest so many times as long: a quarter of a core at most
+REST_FACTOR, REST_LEAST_S = 3.0, 2.0  # a search is followed by a rest so many times as long: a quarter of a core
 END_S = 10.0  # limit of the last search, from the agent's end to the seal, however much is left to read
 SETTLE_S = 2.0  # how long a search that is running at the agent's end may take to report its results
 KILL_AFTER_S = 5.0  # a scanner that exceeds its time by this much is stuck in a file and is killed

@@ -1,6 +1,5 @@
-"""Copy a linted checkpoint while hashing and scanning it: each byte is read once, and what was hashed is what is stored. For an
-adapter, the base model's files are copied with the adapter added on the way. Each tensor has its own hash, so threads share the work.
-"""
+"""Copy a linted checkpoint while hashing and scanning it: each byte is read once, and what was hashed is what is stored. An adapter is
+added to the base model's files on the way. Each tensor has its own hash, so threads share the work."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Take submissions from a workspace into the ledger and the graders' queue: manifests, `ResultWriter` (answers), `Intake`.
-
-A manifest in submissions/ is opened by descriptor and validated; the checkpoint is linted, copied while hashing, installed under
-artifacts/, written into the ledger and queued, in this order. Each step can be repeated, so a kill at any step is repaired.
-"""
+"""Take submissions from a workspace into the ledger and the graders' queue: manifests, `ResultWriter` (answers), `Intake`. The steps
+(open by descriptor, lint, copy, install, ledger, queue) can each be repeated, so a kill at any step is repaired."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Lint a checkpoint folder: refuse everything that can be refused before a byte of weights is copied. It is read by descriptor: no link
-is followed, no FIFO can block, and the linted files are the copied ones. docs/checkpoints.md says how transformers treats each case.
-"""
+is followed, no FIFO can block, and the linted files are the copied ones. See docs/checkpoints.md."""
 
 from __future__ import annotations
 
@@ -106,10 +105,7 @@ def staged_base_model(root: Root, record: RunRecord) -> BaseModel:
 MAX_INNER, MAX_INNER_DEPTH = 200, 3  # folders that are looked into for a checkpoint below the submitted one
 MAX_FILES = 2000  # a checkpoint has tens of files, a trainer's output folder hundreds
 OPTIMIZER_BYTES_PER_VALUE, SLACK_BYTES = 16, 1 << 30  # training state (Adam in fp32, master weights) isn't larger
-HEADER_BYTES, HEADER_BYTES_PER_TENSOR = (
-    1 << 20,
-    4096,
-)  # 150 bytes a tensor are usual; parsing takes many times as much memory
+HEADER_BYTES, HEADER_BYTES_PER_TENSOR = 1 << 20, 4096  # 150 a tensor are usual; parsing takes many times as much memory
 
 
 @dataclass(frozen=True)
@@ -363,23 +359,17 @@ def explain_names(unknown: Iterable[str], known: Collection[str]) -> tuple[str, 
 
 
 def _wrapper(name: str, known: Collection[str]) -> str | None:
-    """Return the part without which a name is known, in one place; else the first of several known wrappers."""
+    """Return what stands before a known name; else the part without which, wherever it stands, or the first of the known wrappers."""
+    if before := next((name.removesuffix(one) for one in known if name.endswith(f".{one}")), None):
+        return before
     parts = name.split(".")[:MAX_PARTS]
-    for part in dict.fromkeys(parts):  # one, wherever it stands
+    for part in dict.fromkeys(parts):
         if ".".join(each for each in parts if each != part) in known:
             return f"{part}."
-    inner = [wrapper for wrapper in WRAPPERS if f".{wrapper}" in f".{name}"]
-    bare = f".{name}"
+    inner, bare = [wrapper for wrapper in WRAPPERS if f".{wrapper}" in f".{name}"], f".{name}"
     for wrapper in inner:
         bare = bare.replace(f".{wrapper}", ".")
-    for text, first in ((f".{name}", ""), (bare, next(iter(inner), ""))):
-        parts = text[1:].split(".")[:MAX_PARTS]
-        for begin, end in itertools.combinations(range(len(parts)), 2):
-            if ".".join(parts[:begin] + parts[end:]) in known:
-                return first or ".".join(parts[begin:end]) + "."
-        if first and text[1:] in known:
-            return first
-    return None
+    return inner[0] if inner and bare[1:] in known else None
 
 
 def _compare_tensors(tensors: list[TensorSpec], base: BaseModel) -> bool:

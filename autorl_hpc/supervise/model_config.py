@@ -1,7 +1,5 @@
-"""Compare a submitted config.json with the base model's, by what transformers makes of both: versions and trainers say one thing in
-several ways. Run as a module, this file is the child that asks transformers: a hostile value may ask for any amount of memory. The grader
-computes with the base model's config anyway; a refusal shows an agent that it trained another model.
-"""
+"""Compare a submitted config.json with the base model's, by what transformers makes of both. Run as a module, this file is the child that
+asks transformers: a hostile value may ask for any amount of memory. Graders compute with the base model's config anyway."""
 
 from __future__ import annotations
 

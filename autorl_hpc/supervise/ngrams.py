@@ -1,10 +1,8 @@
-"""Index held-out texts as n-grams of words, search them in other text, and undo encodings (`readings`). As in the field: n-grams of 13
-words, shorter texts whole from 8 words on (Brown et al. 2020, appendix C). Folded, so wrapping, case and escapes make no difference.
-"""
+"""Index held-out texts as n-grams of words, search them in other text. As in the field: 13 words, shorter texts whole from 8 words on
+(Brown et al. 2020, appendix C). Folded, so wrapping, case and escapes make no difference."""
 
 from __future__ import annotations
 
-import binascii
 import html
 import re
 import unicodedata
@@ -13,15 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Literal
-from urllib.parse import unquote_to_bytes
 
 WINDOW = 13  # words in a row that don't match by accident
 LEAST_WORDS = 8  # a match of a shorter text means nothing, for example `put a clean cup on shelf`
 # Answers and other texts of an item count if half of their n-grams are in one file: a single one is often common.
 OTHER_LEAST_WORDS, OTHER_SHARE = 2 * WINDOW, 0.5
-LEAST_TELLING = (
-    3  # words of an n-gram that are more than a number or a letter: many programs have `1 2 3 4 5 6 7 a b c d`
-)
+LEAST_TELLING = 3  # words of an n-gram that are more than a number or a letter: many programs have `1 2 3 a b c d`
 START = 3  # words that must be those of an n-gram before the rest is compared
 WORD = array("I").itemsize
 MAX_WINDOWS_PER_TEXT = 1000  # of a longer text (a game's file) the first ones are used
@@ -112,19 +107,11 @@ class NgramIndex:
         return found
 
 
-def _is_telling(word: str) -> bool:
-    return not word.isascii() or (len(word) > 1 and not word.isdigit())
-
-
-# --- other readings of a chunk: wide characters, percent-encoding, quoted-printable, numbered lines. They are read in addition to the
-# plain chunk, so nothing can be hidden by imitating one of them.
+# --- other readings of a chunk: wide characters, numbered lines. They are read in addition to the plain chunk, so nothing can be hidden by
+# imitating one of them.
 
 LEAST_NULS = 13  # fewer can't hold thirteen words in wide characters
-WIDE_SHARE = 0.5  # of the positions where wide Latin text has a NUL that must hold one
-LEAST_SIGNS, LEAST_LINES = 3, 8
-_PERCENT = re.compile(rb"%[0-9A-Fa-f]{2}")
-_SOFT_BREAK = re.compile(rb"=[ \t]*\r?\n")
-_QUOTED = re.compile(rb"=(?:[013A-F][0-9A-F]|2[0-9A-F])")
+LEAST_LINES = 8
 _NUMBER = re.compile(rb"^[ \t\[(\"'#]*[0-9]+[ \t:.,;)\]|>\"'-]+", re.MULTILINE)
 
 
@@ -132,15 +119,8 @@ def readings(chunk: bytes) -> Iterator[bytes]:
     """Yield the chunk and its other readings. Wide Latin characters are found at any position, by removing the NULs."""
     yield chunk
     if chunk.count(0) >= LEAST_NULS:
-        code = wide_code(chunk)
-        if code is not None:
-            yield chunk.decode(code, "replace").encode("utf-8", "replace")
         chunk = chunk.replace(b"\0", b"")
         yield chunk
-    if _has_many(_PERCENT, chunk):
-        yield unquote_to_bytes(chunk)
-    if _SOFT_BREAK.search(chunk) or _has_many(_QUOTED, chunk):
-        yield binascii.a2b_qp(chunk)
     lines = chunk.count(b"\n") + 1
     if lines >= LEAST_LINES:
         without, numbers = _NUMBER.subn(b"", chunk)
@@ -148,22 +128,5 @@ def readings(chunk: bytes) -> Iterator[bytes]:
             yield without
 
 
-def _has_many(signs: re.Pattern[bytes], chunk: bytes) -> bool:
-    return len(list(islice(signs.finditer(chunk), LEAST_SIGNS))) == LEAST_SIGNS
-
-
-_WIDE = {
-    (False, False, True, True): "utf-32-le",
-    (False, True, True, True): "utf-32-le",
-    (True, True, False, False): "utf-32-be",
-    (True, True, True, False): "utf-32-be",
-    (False, True, False, True): "utf-16-le",
-    (True, False, True, False): "utf-16-be",
-}
-
-
-def wide_code(chunk: bytes) -> str | None:
-    """Return UTF-16 or UTF-32 without a byte order mark, by the positions of the NULs; None for neither."""
-    places = max(1, len(chunk) // 4)
-    first, second, third, fourth = (chunk[at::4].count(0) >= WIDE_SHARE * places for at in range(4))
-    return _WIDE.get((first, second, third, fourth))
+def _is_telling(word: str) -> bool:
+    return not word.isascii() or (len(word) > 1 and not word.isdigit())

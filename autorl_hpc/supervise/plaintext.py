@@ -1,6 +1,5 @@
-"""Read the text of files that an agent wrote (`chunks`), in bounded time and memory, and list the files of a folder. Plain text, text in
-binary files (Arrow, databases) and text compressed once are read; weights are skipped. Chunks overlap, so that no n-gram is cut.
-"""
+"""Read the text of files that an agent wrote (`chunks`), in bounded time and memory: plain, in binary files (Arrow, databases), compressed
+once; weights are skipped. Chunks overlap, so that no n-gram is cut."""
 
 from __future__ import annotations
 

@@ -163,8 +163,7 @@ class Scanner:
             os.close(root)
 
     def _search_names(self, names: list[bytes], meter: ReadingBudget) -> set[int]:
-        # In numeric order too: a text may be split over file names, one word each.
-        text = b"\n".join([*names, *sorted(names, key=_as_numbered)])
+        text = b"\n".join(names)
         runs: set[int] = set()
         for at in range(0, len(text), CHUNK_BYTES):
             part = text[max(0, at - OVERLAP_BYTES) : at + CHUNK_BYTES]
@@ -257,11 +256,6 @@ class Scanner:
             reason="; ".join(list(self._reasons)[:5])[:500] or None,
             took_s=took_s,
         )
-
-
-def _as_numbered(name: bytes) -> tuple[int, bytes]:
-    digits = name[: len(name) - len(name.lstrip(b"0123456789"))][:18]
-    return int(digits or b"0"), name
 
 
 def search(job: Mapping[str, Any], state: Mapping[str, Any], deadline: float, stop: threading.Event) -> dict[str, Any]:

@@ -53,11 +53,7 @@ LOOK_S = 0.5  # how often the ledger and the cancel folder are read
 TELL_TIME_S = 5.0
 STOP_GRACE_S = 5.0
 BY_SIGNAL = "signal "
-LASTING = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-)  # what has lasted for as long as `Stops.patiently` waits doesn't pass
+LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after all the time that `Stops.patiently` waits they don't pass
 MOST_NOTED = 20  # deaths of an attempt's forwarder that are written as events
 START = 's=$AUTORL_SCRIPT; unset AUTORL_SCRIPT; BASH_ARGV0=$s; [ "$0" = "$s" ] || exec bash "$s"; . "$s"'
 """Runs the agent's script with its own path as $0, and a command line without agent, task and path: an agent's `pkill -f sft` or
@@ -338,9 +334,8 @@ class Supervisor:
             log.error("attempt %d failed: %s", attempt, error)
             if isinstance(error, OSError):
                 passes = is_cluster_error(error) and error.errno not in LASTING
-                where = self.workspace / (
-                    error.filename if isinstance(error.filename, str) else ""
-                )  # names by descriptor are below it
+                # Names by descriptor are below it.
+                where = self.workspace / (error.filename if isinstance(error.filename, str) else "")
                 error = from_os_error(error, "this attempt", where)
             else:
                 passes = error.passes

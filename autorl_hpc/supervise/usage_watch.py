@@ -1,6 +1,5 @@
-"""Measure an agent's memory, processes and disk against its budget (`UsageWatch`). The kernel can't limit them: RLIMIT_AS breaks CUDA,
-which maps far more than it uses, and RLIMIT_NPROC counts the user's other jobs on the node.
-"""
+"""Measure an agent's memory, processes and disk against its budget. The kernel can't limit them: RLIMIT_AS breaks CUDA, which maps far
+more than it uses, and RLIMIT_NPROC counts the user's other jobs on the node."""
 
 from __future__ import annotations
 

@@ -140,9 +140,7 @@ PRIVATE_FOLDERS = (".home", ".tmp", ".agent", ".observer", OBSERVED)
 TOOLS = ("submit", "time", "scores")  # names of one program, templates/workspace/submit
 SUITE, EVALUATE = ".suite", "evaluate"  # `./evaluate`, and the code and recipe that it scores with
 FILES = ("description.md", "instructions.md", "run_meta.json", "time.json", "budget.log", PROMPT_NAME)
-LAID = frozenset(
-    {*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, *FILES, "data", "environment", SUITE, EVALUATE}
-)  # what the suite creates, not the agent
+LAID = frozenset({*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, *FILES, "data", "environment", SUITE, EVALUATE})  # by the suite
 NOT_LAID = frozenset({MANIFEST_NAME})
 PROBE_BYTES = 1 << 16
 

@@ -96,7 +96,7 @@ def event_of(experiment: ExperimentDir) -> tuple[Event, str] | None:
     from autorl_hpc.report.status import collect, nobody_grades
 
     name = experiment.path.name
-    stuck = nobody_grades(experiment)
+    stuck = nobody_grades(experiment, ask=True)  # what the watcher saw last ended with this job's grader
     if stuck is not None:
         return "stuck", f"{name}: {stuck}"
     runs = [run for one in collect([experiment.path]) for run in one["runs"]]

@@ -186,45 +186,10 @@ def kill_everything(cluster: Cluster) -> None:
     wait_for(lambda: not cluster.processes_here(), "the agents' end")
 
 
-def test_cancel_one_then_all(cluster: Cluster) -> None:
+def test_launched_twice_at_once_then_one_cancelled_then_all(cluster: Cluster) -> None:
     cluster.mini_task()
     cluster.agent("steps", STEPS)
     cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1, 2]}, parallel=2, **CALM)
-    launch(cluster)
-    first, second, third = run_ids_of(cluster)
-    wait_for(lambda: cluster.view(first).scores and cluster.view(second).scores, what="the first scores")
-    # One that waits for a place is sealed at once, not when a place is free.
-    done = cluster.run("cancel", str(cluster.experiment.path), third)
-    assert "1 runs cancelled, 1 of them closed" in done.stdout, done.stdout
-    assert kinds(cluster, third) == ["sealed", "closed"]
-    done = cluster.run("cancel", str(cluster.experiment.path), first)
-    assert "1 runs cancelled, 1 of them closed" in done.stdout, done.stdout
-    assert kinds(cluster, first) == ["attempt_started", "submission", "score", "sealed", "closed"]
-    assert cluster.view(first).closed is not None and cluster.view(second).sealed is None
-    assert sorted(status(cluster)["jobs"]) == ["agents", "grader-0", "report"]
-
-    done = cluster.run("cancel", str(cluster.experiment.path))
-    assert "3 runs cancelled, 3 of them closed" in done.stdout, done.stdout
-    assert not alive_jobs(cluster.experiment)
-    assert not cluster.processes_here()
-    assert os.listdir(cluster.experiment.claims) == []
-    assert os.listdir(cluster.experiment.queue) == []
-    assert (cluster.experiment.report / "summary.json").exists()
-    sealed = cluster.view(second).sealed
-    assert sealed is not None and sealed.ended_by == "cancelled"
-    # Runs that are added later are not cancelled with those.
-    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1, 2, 3]}, parallel=2, **CALM)
-    launch(cluster)
-    added = run_ids_of(cluster)[-1]
-    wait_for(lambda: journal(cluster, added), what="the added run")
-    done = cluster.run("cancel", str(cluster.experiment.path), "no-such-run", check=False)
-    assert done.returncode == 2 and "no run no-such-run" in done.stderr
-
-
-def test_launched_twice_at_once_then_all_but_the_supervisors_killed_then_cancelled(cluster: Cluster) -> None:
-    cluster.mini_task()
-    cluster.agent("steps", STEPS)
-    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1]}, parallel=2, **CALM)
     both = [threading.Thread(target=launch, args=(cluster,)) for _ in range(2)]
     for thread in both:
         thread.start()
@@ -234,10 +199,21 @@ def test_launched_twice_at_once_then_all_but_the_supervisors_killed_then_cancell
     def roles() -> list[str]:
         return sorted(words[0] for words in processes(cluster.experiment).values() if words[0] in ("array", "chain"))
 
-    run_ids = run_ids_of(cluster)
-    wait_for(lambda: all(cluster.view(r).scores for r in run_ids), what="the first scores")
+    first, second, third = run_ids_of(cluster)
+    wait_for(lambda: cluster.view(first).scores and cluster.view(second).scores, what="the first scores")
     # A second set would stay. A process that is just starting another is shown twice, for a moment.
     wait_for(lambda: roles() == ["array", "chain"], "one set of jobs", patience_s=60.0)
+    # One that waits for a place is sealed at once, not when a place is free.
+    done = cluster.run("cancel", str(cluster.experiment.path), third)
+    assert "1 runs cancelled, 1 of them closed" in done.stdout, done.stdout
+    assert kinds(cluster, third) == ["sealed", "closed"]
+    done = cluster.run("cancel", str(cluster.experiment.path), first)
+    assert "1 runs cancelled, 1 of them closed" in done.stdout, done.stdout
+    assert kinds(cluster, first) == ["attempt_started", "submission", "score", "sealed", "closed"]
+    assert cluster.view(second).sealed is None
+    assert sorted(status(cluster)["jobs"]) == ["agents", "grader-0", "report"]
+
+    # All but the supervisor killed, then cancelled: the next launch closes it.
     for pid, words in processes(cluster.experiment).items():
         if words[0] != "agent":
             with contextlib.suppress(ProcessLookupError):
@@ -247,10 +223,23 @@ def test_launched_twice_at_once_then_all_but_the_supervisors_killed_then_cancell
     done = cluster.run("cancel", str(cluster.experiment.path))
     assert "`autorl-hpc launch` again scores" in done.stdout
     assert not cluster.processes_here()
-    assert all(kinds(cluster, run_id).count("sealed") == 1 for run_id in run_ids)
-    launch(cluster)  # closes them
-    wait_over(cluster, run_ids)
-    assert all(kinds(cluster, run_id)[-1] == "closed" for run_id in run_ids)
+    sealed = cluster.view(second).sealed
+    assert sealed is not None and sealed.ended_by == "cancelled"
+
+    # Runs that are added later are not cancelled with those.
+    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1, 2, 3]}, parallel=2, **CALM)
+    launch(cluster)
+    added = run_ids_of(cluster)[-1]
+    wait_for(lambda: journal(cluster, added) and kinds(cluster, second)[-1] == "closed", what="the added run")
+    done = cluster.run("cancel", str(cluster.experiment.path), "no-such-run", check=False)
+    assert done.returncode == 2 and "no run no-such-run" in done.stderr
+    done = cluster.run("cancel", str(cluster.experiment.path))
+    assert "4 runs cancelled, 4 of them closed" in done.stdout, done.stdout
+    assert not alive_jobs(cluster.experiment)
+    assert not cluster.processes_here()
+    assert os.listdir(cluster.experiment.claims) == []
+    assert os.listdir(cluster.experiment.queue) == []
+    assert (cluster.experiment.report / "summary.json").exists()
 
 
 # ---------------------------------------------------------------- ctrl-C
@@ -303,23 +292,6 @@ def test_ctrl_c_ends_the_watching_and_no_job(cluster: Cluster) -> None:
     watch = ("status", str(cluster.experiment.path), "--watch")
     assert_interrupted(interrupt(cluster, *watch, when=lambda: time.monotonic() - started > 5 and loaded()))
     assert sorted(job.role for job in alive_jobs(cluster.experiment)) == ["agents", "grader-0", "report"]
-
-
-def test_ctrl_c_in_report_leaves_whole_files_or_none(cluster: Cluster) -> None:
-    cluster.mini_task()
-    cluster.sealed_run(matrix=MINI)
-    folder = cluster.experiment.report  # made before anything is read
-    for _ in range(10):
-        result = interrupt(cluster, "report", str(cluster.experiment.path), when=folder.is_dir, pause_s=0.0)
-        if result[0] == 130:
-            break
-        shutil.rmtree(folder)  # it was at its end already: once more
-    assert_interrupted(result)
-    for path in folder.glob("*.json"):
-        json.loads(path.read_text())
-    assert not list(folder.glob("index.html")) or (folder / "index.html").read_text().rstrip().endswith("</html>")
-    cluster.run("report", str(cluster.experiment.path))
-    assert (folder / "index.html").exists()
 
 
 def test_ctrl_c_in_stage_leaves_nothing_half(cluster: Cluster) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,14 @@ from helpers import wait_for
 from pages import Person, newcomer
 from realdata import REPO
 
+from autorl_hpc.evidence.verify import verify_paths
 from autorl_hpc.files.frozen_records import alive_jobs
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.launch.cancel import cancel_runs
 from autorl_hpc.launch.local import processes
+from autorl_hpc.report import report
 
 HANG_S = 1800.0
 """On two cores with nothing else on them it takes about a minute."""
@@ -102,3 +106,39 @@ def test_the_readme_as_typed(tmp_path: Path) -> None:
     assert (root / "runs" / "report" / "compare.html").is_file()
     wait_for(lambda: not alive_jobs(experiment), "the jobs, which see the end within two seconds")
     assert os.listdir(experiment.queue) == [] and os.listdir(experiment.claims) == []
+    if os.getuid() == 0:
+        the_group_can_read(root / "runs")
+
+
+def the_group_can_read(runs: Path) -> None:
+    """A second user of the group verifies and reports what was launched under umask 027."""
+    for path in runs.parents[: len(runs.parents) - 2]:  # pytest's own folders are closed
+        path.chmod(path.stat().st_mode | 0o055)
+    left, right = multiprocessing.Pipe()
+
+    def look() -> tuple[list[list[str]], int, list[str]]:
+        with tempfile.TemporaryDirectory() as out:
+            found = report.refresh([runs], Path(out) / "report", report.Options(figures=False))
+            return [one.problems for one in verify_paths([runs])], found.index.stat().st_size, list_closed(runs)
+
+    def as_another() -> None:
+        look()  # loads modules that the other user may not read
+        os.setgroups([])
+        os.setuid(65534)
+        right.send(look())
+
+    child = multiprocessing.get_context("fork").Process(target=as_another)
+    child.start()
+    right.close()
+    problems, page, closed = left.recv()
+    child.join()
+    assert not any(problems) and page > 0
+    assert all(name.endswith((".key", "driver.jsonl")) for name in closed), closed
+
+
+def list_closed(folder: Path) -> list[str]:
+    """What this user can't read."""
+    closed: list[str] = []
+    for place, _, names in os.walk(folder, onerror=lambda error: closed.append(str(error.filename))):
+        closed.extend(name for name in names if not os.access(os.path.join(place, name), os.R_OK))
+    return closed

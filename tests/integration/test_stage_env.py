@@ -17,7 +17,7 @@ from helpers import PATIENCE_S, Cluster
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import find_environment, present_hash, verify_environment
-from autorl_hpc.launch.prerequisites import run_environment
+from autorl_hpc.launch.expand import run_environment
 from autorl_hpc.stage import environments
 from autorl_hpc.stage.sources import last_words
 from autorl_hpc.stage.stage import stage

@@ -234,10 +234,6 @@ def test_a_deleted_workspace_is_told_and_not_tried_again(cluster: Cluster) -> No
 FULL = {
     "read-only": ("mount -o remount,ro $SCRATCH", "Read-only file system; file system {}: "),
     "no space": ("cat /dev/zero > code/zeros", "No space left on device; file system {}: 0.0 of 0.0 GiB free"),
-    "no inodes": (
-        "for i in $(seq 9000); do : > code/$i; done",
-        "No space left on device; file system {}: 0.0 of 0.0 GiB",
-    ),
 }
 IMPATIENT = """
 import sys
@@ -313,7 +309,7 @@ def test_a_preemption_ends_the_attempt_and_not_the_run(cluster: Cluster) -> None
 # ---------------------------------------------------------------- the budget
 
 
-STOPPED_S, SUSPENSION_S = 25.0, 15.0
+STOPPED_S, SUSPENSION_S = 16.0, 9.0
 
 
 def children(pid: int) -> list[int]:
@@ -449,7 +445,7 @@ def test_a_signal_in_the_last_intake_loses_no_submission(cluster: Cluster) -> No
     script = (
         BASH
         + "echo start >> code/starts; cp -r $MODEL_PATH output/v1; mkdir drop\n"
-        + 'for i in $(seq 300); do echo \'{"model_path": "output/v1"}\' > drop/m$i.json; done\n'
+        + 'for i in $(seq 120); do echo \'{"model_path": "output/v1"}\' > drop/m$i.json; done\n'
         + "mv drop/*.json submissions/\n"
     )
     run_id = one(cluster, script)
@@ -464,7 +460,7 @@ def test_a_signal_in_the_last_intake_loses_no_submission(cluster: Cluster) -> No
         assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
     assert view.sealed is not None and view.sealed.ended_by is EndedBy.AGENT_EXIT and view.sealed.exit_code == 0
-    assert len(view.accepted()) == 300
+    assert len(view.accepted()) == 120
     assert (cluster.workspace(run_id) / "code" / "starts").read_text() == "start\n"
 
 
@@ -524,29 +520,6 @@ def namespace(*more: str) -> list[str]:
     if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
         needs.skip("namespaces", "unshare --pid is not permitted here")
     return [*command, "bash", "-c", '"$@"; exit $?', "init"]  # the first process of a namespace can't be killed in it
-
-
-def test_agent_that_kills_everybody_costs_an_attempt_and_no_more(cluster: Cluster) -> None:
-    """In a process namespace of its own, where `everybody` is the supervisor, the keeper and the agent."""
-    script = BASH + 'echo $AUTORL_ATTEMPT >> code/attempts\n[ "$AUTORL_ATTEMPT" -gt 1 ] || { kill -9 -1; sleep 600; }\n'
-    run_id = one(cluster, script + "exit 0\n")
-    codes = []
-    for _ in range(3):
-        supervisor = subprocess.Popen(
-            [*namespace(), sys.executable, "-m", "autorl_hpc", "job", "agent", str(cluster.experiment.path), run_id],
-            env=cluster.env,
-            cwd=cluster.root.path,
-            start_new_session=True,
-        )
-        cluster.processes.append(supervisor)
-        codes.append(supervisor.wait(PATIENCE_S))
-        if codes[-1] == 0:
-            break
-    assert codes[-1] == 0 and len(codes) == 2, codes
-    assert (cluster.workspace(run_id) / "code" / "attempts").read_text().split() == ["1", "2"]
-    sealed = cluster.view(run_id).sealed
-    assert sealed is not None and sealed.exit_code == 0
-    assert kinds(cluster, run_id).count(str(EntryKind.ATTEMPT_STARTED)) == 2
 
 
 def test_an_older_supervisor_that_still_prepares_starts_no_agent(cluster: Cluster) -> None:

@@ -26,8 +26,11 @@ MakeWorld = Callable[..., World]
 def test_two_agents_a_chain_and_a_report(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("one", SUBMITS_ONE)
-    facts = here.launch_facts(["one", "null"])
-    assert [job.partition(":")[0] for job in facts["jobs"]][:2] == ["grader-0", "agents"]
+    here.launch(["one", "null"], "--dry-run")
+    both = [here.start("launch", "exp.yaml") for _ in range(2)]  # at once: one of them submits
+    assert [process.wait(SLURM_PATIENCE_S) for process in both] == [0, 0], here.logs()
+    roles = [job.role for job in here.submitted.submitted]
+    assert roles[:2] == ["grader-0", "agents"] and roles.count("agents") == 1
     here.wait_over()
     here.assert_whole()
     one, null = (here.view(run) for run in here.runs)
@@ -116,10 +119,6 @@ def test_a_refusal_is_told_in_the_schedulers_words_and_nothing_is_left(
     if part == "gpus":
         assert "the job `agents` was refused; the 1 jobs submitted before it were taken back" in done.stderr
         here.until(lambda: not here.alive_jobs(), "the first job to be taken back")
-        here.profile()
-        here.launch()
-        here.wait_over()
-        here.assert_whole()
 
 
 def test_cancel_leaves_nothing_behind(world: MakeWorld, slurm: Sandbox) -> None:
@@ -154,13 +153,3 @@ def test_cancel_leaves_nothing_behind(world: MakeWorld, slurm: Sandbox) -> None:
     here.assert_no_process()
     here.assert_whole()
     assert [here.view(run).sealed.ended_by for run in here.runs] == ["cancelled"] * 4  # type: ignore[union-attr]
-
-
-def test_two_launches_at_once_submit_once(world: MakeWorld, slurm: Sandbox) -> None:
-    here = world(slurm)
-    here.launch(["null"], "--dry-run")
-    both = [here.start("launch", "exp.yaml") for _ in range(2)]
-    assert [process.wait(SLURM_PATIENCE_S) for process in both] == [0, 0], here.logs()
-    assert [job.role for job in here.submitted.submitted].count("agents") == 1
-    here.wait_over()
-    here.assert_whole()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
+import needs
 import pytest
 import warm
 from helpers import PATIENCE_S
 
+from autorl_hpc import cli, entry
 from autorl_hpc.files.layout import share
 
 REPO = Path(__file__).resolve().parents[2]
@@ -66,6 +73,44 @@ def test_a_root_that_is_a_file_is_named(tmp_path: Path, command: list[str]) -> N
     assert done.returncode == 2
     assert "--root is a file" in done.stderr and str(place) in done.stderr and "--again" not in done.stderr
     assert place.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["stage", "arithmetic", "--root", "PLACE"], "by --root"),
+        (["launch", str(REPO / "jobs/quickstart.yaml"), "--root=PLACE"], "by --root"),
+        (["status", "PLACE/runs/exp"], "in place of PLACE/runs/exp"),
+        (["cancel", "PLACE/runs/exp"], "in place of PLACE/runs/exp"),
+    ],
+)
+def test_a_denied_folder_says_whose_it_is_and_which_option_leads_there(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], option: str
+) -> None:
+    if os.getuid() != 0:
+        needs.skip("root", "becoming another user")
+    with tempfile.TemporaryDirectory() as name:  # closed to others
+        words = [word.replace("PLACE", f"{name}/root") for word in command]
+        left, right = multiprocessing.Pipe()
+
+        def as_another() -> None:
+            for module in ("launch.cancel", "launch.dry_run", "launch.start", "report.status", "stage.stage"):
+                importlib.import_module(f"autorl_hpc.{module}")  # of files that the other user may not read
+            os.chdir("/")
+            os.setgid(65534)
+            os.setuid(65534)
+            sys.argv[:] = ["autorl-hpc", *words]
+            sys.stderr = said = io.StringIO()
+            code = entry.guarded(lambda: cli.app(words, standalone_mode=False))
+            right.send((code, said.getvalue()))
+
+        child = multiprocessing.get_context("fork").Process(target=as_another)
+        child.start()
+        right.close()
+        code, said = left.recv()
+        child.join()
+    assert code == 3 and f"{name} belongs to root (drwx------)" in said, said
+    assert f"or give another path {option.replace('PLACE', f'{name}/root')}" in said
 
 
 # --- the experiments that ship ---

@@ -181,7 +181,6 @@ def test_what_sbatch_says_comes_with_what_helps(words: str, advice: str) -> None
     ("text", "expected"),
     [
         ("33 RUNNING 4:59\n", ("RUNNING", 299.0)),
-        ("33 RUNNING UNLIMITED\n", ("RUNNING", None)),
         ("33 COMPLETING 0:00\n", ("COMPLETING", 0.0)),
         ("33 PENDING 1-00:00:00\n", ("PENDING", 86400.0)),
         ("33_0 COMPLETED 0:00\n33 RUNNING 29:50\n", ("RUNNING", 1790.0)),  # a sibling's state is not its own
@@ -203,12 +202,9 @@ def test_the_own_job(
     [
         ("90", 5400.0),  # a bare number is minutes
         ("4:59", 299.0),
-        ("0:00", 0.0),
-        ("01:02:03", 3723.0),
         ("7-12:30:15", 7 * 86400 + 45015.0),
         ("2-12:30", 2 * 86400 + 12 * 3600 + 1800.0),
         ("UNLIMITED", None),
-        ("N/A", None),
         ("1:2:3:4", None),
         ("", None),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -14,11 +15,11 @@ import pytest
 import warm
 from helpers import PATIENCE_S
 from patients import ROOT, Fake, by_name, proc, state
+from rich.console import Console
 
 from autorl_hpc.cluster.vllm_program import ProgramAnswer
 from autorl_hpc.doctor import doctor, host, scheduler, storage, trial_jobs
-from autorl_hpc.doctor.finding import Check, Finding, State, examine, ok, problem, unknown
-from autorl_hpc.errors import Exit
+from autorl_hpc.doctor.finding import Check, Finding, State, examine, in_group, ok, problem, warning
 
 fake = patients.fake
 
@@ -32,7 +33,7 @@ def test_a_check_that_raises_or_hangs_is_a_finding() -> None:
 
     began = time.monotonic()
     found = examine(
-        "g", [Check("a", raises), Check("b", lambda: time.sleep(120) or [], 0.2), Check("c", lambda: ok("c", "1"))]
+        "g", Check("a", raises), Check("b", lambda: time.sleep(120) or [], 0.2), Check("c", lambda: ok("c", "1"))
     )
     assert time.monotonic() - began < 60
     assert [(f.group, f.check, f.state) for f in found] == [
@@ -44,13 +45,6 @@ def test_a_check_that_raises_or_hangs_is_a_finding() -> None:
 
 
 # --- the page and the command ---
-
-
-def test_exit_codes() -> None:
-    good, bad, dark = ok("a", ""), problem("b", "", "", ""), unknown("c", "")
-    assert doctor.exit_code([good, dark]) == Exit.OK
-    assert doctor.exit_code([good, bad, dark]) == Exit.FAILED
-    assert doctor.exit_code([dark]) == doctor.exit_code([]) == Exit.ENVIRONMENT
 
 
 def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -66,9 +60,25 @@ def test_without_slurm_the_host_is_examined_and_slurm_is_one_note(tmp_path: Path
     assert told["schema_version"] == 1
     of_slurm = [f for f in told["findings"] if f["group"] == "Slurm"]
     assert [(f["check"], f["state"]) for f in of_slurm] == [("clients", "note")]
-    assert {"Files of the root", "Temporary folders", "This host"} <= {f["group"] for f in told["findings"]}
+    assert {"Files of the root", "Agents", "This host"} <= {f["group"] for f in told["findings"]}
     assert done.returncode == (1 if told["problems"] else 0)
     assert not root.exists() and list(tmp_path.glob(".autorl*")) == []
+
+
+def test_the_page_begins_with_what_to_do_and_shows_no_escapes() -> None:
+    """Terminal escapes of a program or a file, in any field; a problem below three screens of what is in order."""
+    escape = "\x1b[31m\x9b\u202eX"
+    found = in_group("g\x1b[2J", ok("a", "fine"), problem(escape, escape, escape, escape), warning("w", "v", "s", "d"))
+    pages = []
+    for every in (False, True):
+        console = Console(file=io.StringIO(), width=100)
+        doctor.show(found, console, every=every)
+        pages.append(console.file.getvalue())  # type: ignore[attr-defined]
+    short, whole = pages
+    assert short.startswith("What to do\nproblem") and short.index("problem") < short.index("warning")
+    assert "fine" not in short and "1 ok, 0 notes, 1 warning, 1 problem, 0 unknown" in short and "--all" in short
+    assert "fine" in whole and whole.startswith(short.partition("\n\n")[0])
+    assert not set("\x1b\x9b\u202e") & set(short + whole + json.dumps(doctor.as_json(found), ensure_ascii=False))
 
 
 SLURM = {
@@ -126,7 +136,6 @@ def test_a_job_whose_torch_sees_no_gpu_is_a_problem(monkeypatch: pytest.MonkeyPa
         ("2 1 0:5 / {} rw - nfs4 server:/x rw,lookupcache=pos", "ok", "lookupcache"),
         ("2 1 0:5 / {} rw - lustre 10.0.0.1@tcp:/l rw,flock", "ok", "flock"),
         ("2 1 0:5 / {} rw,noexec - gpfs /dev/g rw", "warning", "noexec"),
-        ("2 1 0:5 / {} rw - fuse.sshfs me@x: rw", "ok", "fuse.sshfs"),
         ("2 1 0:5 / {}/deeper rw - tmpfs tmpfs rw", "note", "ext4"),
     ],
 )
@@ -148,7 +157,6 @@ LFS = "/lustre 20971520* 10485760 31457280 6d23h59m59s 1000 0 2000 -\n"
     ("text", "expected"),
     [
         ("", []),
-        ("Disk quotas for user me (uid 1000): none\n", []),
         (QUOTA + "server:/home  1024  2048  4096  0  7  0  0  0\n", [("server:/home", 1048576, 2097152, 7, None)]),
         (QUOTA + "/dev/sda1  1024  2048  4096          7  10   20\n", [("/dev/sda1", 1048576, 2097152, 7, 10)]),
         (QUOTA + "/dev/sda1  9*  8  8  1700000000  7  0  0  0\n", [("/dev/sda1", 9216, 8192, 7, None)]),
@@ -178,7 +186,7 @@ def test_sandboxes_by_doing(fake: Fake) -> None:
     assert found["bwrap"].value == "no bwrap here" and state(found["apptainer"]) == "note"
     assert state(found["level of runs"]) in ("ok", "note")  # the kernel's own, where this machine's allows them
     fake("bwrap", "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
-    fake("singularity", "echo 'singularity-ce version 4.1'")
+    fake("singularity", "exit 0")
     found = by_name(host.check_sandbox())
     assert "No permissions" in found["bwrap"].value and state(found["bwrap"]) == "note"
-    assert state(found["apptainer"]) == "ok" and "4.1" in found["apptainer"].value
+    assert state(found["apptainer"]) == "ok"

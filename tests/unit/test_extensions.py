@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +30,6 @@ from autorl_hpc.records.experiment import ExperimentSpec
 STORED = Path(__file__).resolve().parents[1] / "contract" / "experiments" / "finished.tar.xz"
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("extensions")]  # one process makes the fixtures once
-
-cli.add_extensions()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -400,6 +400,25 @@ def test_verdicts_are_resumed_by_the_bytes_that_were_judged(tmp_path: Path) -> N
             path.write_bytes(data)
         assert bulk.rescore_here([one, two], out, score, lambda _: None)
     assert scored == [b"one", b"two", b"three"]
+
+
+def test_an_extension_is_loaded_when_its_command_is_asked_for_and_no_sooner() -> None:
+    """Every start loaded all of them; and one that does not load must not hide the core's commands."""
+    found = entry_points(group="autorl_hpc.commands")
+    script = "import sys; from typer.testing import CliRunner; from autorl_hpc import cli; CliRunner().invoke(cli.app, sys.argv[1:]); "
+    script += 'print(sorted({name.partition(".")[0] for name in sys.modules if name.startswith("autorl_hpc_")}))'
+    for words, loaded in ((["status", "--help"], []), (["notify", "--help"], ["autorl_hpc_notify"])):
+        done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == str(loaded)
+    assert all(name in run("--help").output for name in found.names)
+
+
+def test_one_that_does_not_load_is_reported_and_hides_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = EntryPoints([EntryPoint("broken", "no.such.module:app", "autorl_hpc.commands")])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: broken)
+    assert "status" in run("--help").output and run("broken", code=2)
 
 
 def test_the_core_imports_no_extension_when_it_loads() -> None:

@@ -9,7 +9,6 @@ import io
 import json
 import lzma
 import os
-import quopri
 import shutil
 import socket
 import subprocess
@@ -20,7 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote
 
 import needs
 import pytest
@@ -99,10 +98,6 @@ WAYS: dict[str, Callable[[str], bytes]] = {
     "zero-width signs in words": lambda text: text.replace("a", "a\u200b").encode(),
     "between bytes that are no text": lambda text: b"\x80\x04\x95\0\0" + text.encode() + b"\x94\x8c\xff\0",
     "utf-16 with a mark": lambda text: text.encode("utf-16"),
-    "utf-16-le": lambda text: text.encode("utf-16-le"),
-    "utf-16-be": lambda text: text.encode("utf-16-be"),
-    "utf-32-le": lambda text: text.encode("utf-32-le"),
-    "utf-32-be": lambda text: text.encode("utf-32-be"),
     "text behind a mark of utf-16": lambda text: b"\xff\xfe" + text.encode(),
     "gzip in two members": lambda text: gzip.compress(b"first ") + gzip.compress(text.encode()),
     "xz": lambda text: lzma.compress(text.encode()),
@@ -118,9 +113,6 @@ WAYS: dict[str, Callable[[str], bytes]] = {
     "text after zlib": lambda text: zlib.compress(b"nothing") + text.encode(),
     "text that begins like gzip": lambda text: b"\x1f\x8b " + text.encode(),
     "text that begins like zlib": lambda text: b"x\x9c " + text.encode(),
-    "percent": lambda text: quote(text).encode(),
-    "a form": lambda text: quote_plus(text).encode(),
-    "quoted-printable": lambda text: quopri.encodestring(text.encode()),
     "a numbered word a line": numbered,
     "cat -n": lambda text: "".join(f"{n:6}\t{word}\n" for n, word in enumerate(text.split())).encode(),
 }
@@ -135,9 +127,16 @@ def test_every_way_of_writing_a_text_down_is_seen_through(way: str, tmp_path: Pa
         assert look.found[0].how == "exact" and look.found[0].file == "file"
 
 
+@pytest.mark.parametrize("code", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_wide_latin_text_is_seen_without_a_mark(code: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(LONG.encode(code))
+    assert found(tmp_path) == 1
+
+
 UNSEEN: dict[str, Callable[[str], bytes]] = {
     "paraphrased": lambda text: b"Every day the ducks of Janet give her sixteen eggs; three she has in the morning.",
     "base64": lambda text: base64.b64encode(text.encode()),
+    "percent": lambda text: quote(text).encode(),
     "reversed": lambda text: text[::-1].encode(),
     "every fifth word changed": lambda text: " ".join(
         "x" if n % 5 == 0 else word for n, word in enumerate(text.split())
@@ -313,12 +312,9 @@ def test_names_and_links_are_text_too(tmp_path: Path) -> None:
         return [(line.file, line.items) for line in scanner(tmp_path / name).look(meter()).found]
 
     (tmp_path / "folder" / LONG).mkdir(parents=True)
-    (tmp_path / "words").mkdir()
-    for n, word in enumerate(LONG.split()):
-        (tmp_path / "words" / f"{n} {word}").touch()
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / "a").symlink_to(LONG)
-    assert look("folder") == look("words") == look("link") == [("./", 1)]
+    assert look("folder") == look("link") == [("./", 1)]
 
 
 def test_a_sparse_giant_costs_nothing_and_its_text_is_read(tmp_path: Path) -> None:

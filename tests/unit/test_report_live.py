@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import Clients, lines, squeue_line
 from rich.console import Console
 from treemaker import Tree, outcomes
 
+from autorl_hpc.cluster.job_table import write_submitted
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
 from autorl_hpc.files.frozen_records import JOBS_NAME, process_start
 from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.queue import put, write_heartbeat
+from autorl_hpc.records.cluster import SlurmJobs, Submitted
 from autorl_hpc.records.exchange import Heartbeat, QueueEntry
 from autorl_hpc.report import report, status
 from autorl_hpc.report.format import UNKNOWN
@@ -38,8 +41,9 @@ def shown(facts: list[dict[str, Any]], width: int = 80, height: int = 24, fit: b
 
 
 def jobs(tree: Tree, *roles: str) -> None:
-    """Jobs that live: this process."""
-    rows = [{"role": role, "pid": os.getpid(), "started": process_start(os.getpid())} for role in roles]
+    """Jobs that live: another process; with a `*` this one, which looks."""
+    pids = {role: os.getpid() if role.endswith("*") else 1 for role in roles}
+    rows = [{"role": role.rstrip("*"), "pid": pid, "started": process_start(pid)} for role, pid in pids.items()]
     atomic.write_json(tree.experiment.jobs / JOBS_NAME, {"schema_version": 1, "jobs": rows})
 
 
@@ -125,6 +129,9 @@ def beats(tree: Tree, state: str, pid: int | None = None) -> None:
         ((), None, True, "no grader is left"),
         (("agents", "grader-0"), "silent", True, "no grader gave a sign of life for 10 min"),
         (("agents", "grader-0"), "silent", False, None),
+        (("agents", "grader-0*"), "ended", True, "no grader is left"),  # the last one looks at its end
+        (("grader-0*", "report"), "ended", True, "no grader is left"),
+        (("agents", "grader-0*", "grader-1"), "ended", True, None),
     ],
 )
 def test_nobody_grades_is_said_first(
@@ -152,6 +159,36 @@ def test_nobody_grades_is_said_first(
         assert not roles or ("NOBODY GRADES: " in lines[1] and says in lines[1])  # without jobs, launch is asked for
     page = report.refresh([tree.path]).index.read_text() if waits else ""
     assert ("NOBODY GRADES" in page) == (waits and says is not None)
+
+
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        ([("7_0", "agents", "RUNNING", 1)], "no grader is left"),
+        ([], "no grader is left"),
+        ([("9", "grader-0", "PENDING", 3)], None),  # the next of its chain
+        ([("9", "grader-1", "RUNNING", 3)], None),
+    ],
+)
+def test_a_job_that_ends_does_not_find_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[tuple[str, str, str, int]], says: str | None
+) -> None:
+    """The last grader saw its own job in squeue and told nobody that submissions wait."""
+    tree, uid = Tree(tmp_path / "runs" / "exp"), "0123456789ab"
+    tree.run().start().clock(1.0)
+    entry = QueueEntry(kind=QueueKind.CLOSE, run_id="r", task="t", base_model="b", recipe_hash="0" * 64)
+    put(tree.experiment.queue, entry)
+    rows = [("8", "grader-0", "RUNNING", 2), *others]
+    planned = [
+        Submitted(name=f"exp.{role}.{uid}", role=role, number=n, job_id=job.partition("_")[0], runs=("r",) * (n == 1))
+        for job, role, _, n in rows
+    ]
+    write_submitted(tree.experiment, SlurmJobs(uid=uid, cluster="c", submitted=tuple(planned)))
+    told = [squeue_line(job, f"exp.{role}.{uid}", state, n) for job, role, state, n in rows]
+    Clients(tmp_path, monkeypatch).says("squeue", lines(told))
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    found = status.nobody_grades(tree.experiment, ask=True)
+    assert found is None if says is None else found is not None and says in found
 
 
 def test_damaged_experiment_hides_no_other(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.checkpoint import HEAD_NAME, own_tensors
+from autorl_hpc.files.progress import bar
 from autorl_hpc.grading.engines.weights_cache import WeightsCache, default_bytes
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.task import USUAL_DATE, Sampling
@@ -232,9 +233,12 @@ class TransformersEngine:
         torch.manual_seed(seed)
         answers: list[Answer | None] = [None] * len(prompts)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        for batch in self._batches(order, prompts, sampling.max_new_tokens, self._batch_tokens):
-            for index, answer in zip(batch, self._generate_batch([prompts[i] for i in batch], sampling), strict=True):
-                answers[index] = answer
+        with bar("answering items", len(prompts), in_bytes=False) as advance:
+            for batch in self._batches(order, prompts, sampling.max_new_tokens, self._batch_tokens):
+                made = self._generate_batch([prompts[i] for i in batch], sampling)
+                for index, answer in zip(batch, made, strict=True):
+                    answers[index] = answer
+                advance(len(batch))
         return [answer for answer in answers if answer is not None]
 
     def loglikelihood(self, pairs: Sequence[Pair]) -> list[LogLikelihood]:
