@@ -108,7 +108,13 @@ class TokenBudget:
             self.exhausted = what
             left = _amount(what, max(0.0, limit - used))
             raise self._used_up(what, f"has {left} left; this request's input alone takes about {_amount(what, own)}")
-        raise too_long(what, given, int(limit - used if what == "tokens" else given * (limit - used) / own))
+        tokens = int(limit - used if what == "tokens" else given * (limit - used) / own)
+        # in the wording by which clients recognise that they must shorten the conversation and ask again
+        message = (
+            f"prompt is too long: {given} tokens > {tokens} maximum. The run's budget of {what} has about {tokens} tokens left, so that the "
+            f"maximum is {tokens} tokens for this request (its input takes about {given}). Shorten the conversation, or submit what you have"
+        )
+        raise Refusal(400, "context_length_exceeded", message)
 
     def _used_up(self, what: Exhausted, says: str) -> Refusal:
         amount = _amount(what, self._limit(what)[0] or 0)
@@ -136,15 +142,6 @@ class TokenBudget:
             limit, used = self._limit(what)
             if limit is not None and used >= limit:
                 self.exhausted = what
-
-
-def too_long(what: Exhausted, asked: int, left: int) -> Refusal:
-    """Return a refusal in the wording by which clients recognise that they must shorten the conversation and ask again."""
-    message = (
-        f"prompt is too long: {asked} tokens > {left} maximum. The run's budget of {what} has about {left} tokens left, so that the maximum "
-        f"is {left} tokens for this request (its input takes about {asked}). Shorten the conversation, or submit what you have"
-    )
-    return Refusal(400, "context_length_exceeded", message)
 
 
 def _amount(what: Exhausted, value: float) -> str:

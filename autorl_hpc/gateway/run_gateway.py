@@ -82,17 +82,39 @@ def _is_ours(record: logging.LogRecord) -> bool:
 async def _serve(settings: Settings) -> int:
     from aiohttp import web
 
-    books = Books(settings)
-    driver = Driver(settings.upstream)
+    soft, hard = (
+        MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    if soft < (files := min(MOST_FILES, hard)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    books, driver = Books(settings), Driver(settings.upstream)
     gateway = Gateway(settings, driver, books)
-    runner = web.ServerRunner(_server(gateway, max(1, _raise_file_limit() // 4)), shutdown_timeout=END_S)
+    runner = web.ServerRunner(_server(gateway, max(1, files // 4)), shutdown_timeout=END_S)
     await runner.setup()
     try:
-        port = await _listen(runner, settings)
+        listening = [socket.socket(fileno=descriptor) for descriptor in settings.listening]
+        if settings.unix is not None:
+            listening.append(unix_socket(settings.unix))
+        if settings.port is not None:
+            listening.append(socket.create_server(("127.0.0.1", settings.port), backlog=BACKLOG))
+        for each in listening:
+            await web.SockSite(runner, each, backlog=BACKLOG).start()
         os.set_blocking(1, False)
-        say({"port": port})
+        ports = [int(each.getsockname()[1]) for each in listening if each.family == socket.AF_INET]
+        say({"port": ports[0] if ports else None})
         books.tell()
-        await _follow_commands(gateway, books)
+        reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        stop = False
+        while not stop and (line := await reader.readline()):
+            value = json.loads(line)
+            if "closed" in value:
+                gateway.close(str(value["closed"]))
+            if "elapsed_s" in value:
+                books.set_elapsed(float(value["elapsed_s"]))
+            if "ping" in value:
+                say({"pong": value["ping"]})
+            stop = bool(value.get("stop"))
     except OSError as error:
         log.error("the gateway can't listen: %s", error.strerror)
         return int(Exit.ENVIRONMENT)
@@ -103,15 +125,6 @@ async def _serve(settings: Settings) -> int:
         if settings.unix is not None:
             settings.unix.unlink(missing_ok=True)
     return int(Exit.OK)
-
-
-def _raise_file_limit() -> int:
-    soft, hard = (
-        MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
-    if soft < (wanted := min(MOST_FILES, hard)):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
 
 
 def _server(gateway: Gateway, most: int) -> web.Server:
@@ -137,19 +150,6 @@ def _server(gateway: Gateway, most: int) -> web.Server:
     return Limited(gateway.handle, access_log=None, **options)
 
 
-async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
-    from aiohttp import web
-
-    listening = [socket.socket(fileno=descriptor) for descriptor in settings.listening]
-    if settings.unix is not None:
-        listening.append(unix_socket(settings.unix))
-    if settings.port is not None:
-        listening.append(socket.create_server(("127.0.0.1", settings.port), backlog=BACKLOG))
-    for each in listening:
-        await web.SockSite(runner, each, backlog=BACKLOG).start()
-    return next((int(each.getsockname()[1]) for each in listening if each.family == socket.AF_INET), None)
-
-
 def listening_at(path: Path) -> tuple[socket.socket, socket.socket]:
     """Return sockets on a free port of the loopback, and at `path`. The kernel holds connections until a gateway accepts them, also
     while one restarts. Raises OSError if they can't be created."""
@@ -171,18 +171,3 @@ def unix_socket(path: Path) -> socket.socket:
     finally:
         os.umask(before)
     return made
-
-
-async def _follow_commands(gateway: Gateway, books: Books) -> None:
-    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while line := await reader.readline():
-        value = json.loads(line)
-        if "closed" in value:
-            gateway.close(str(value["closed"]))
-        if "elapsed_s" in value:
-            books.set_elapsed(float(value["elapsed_s"]))
-        if "ping" in value:
-            say({"pong": value["ping"]})
-        if value.get("stop"):
-            return

@@ -205,14 +205,15 @@ class Gateway:
         if given.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
-        try:
-            return await asyncio.wait_for(self._read(request, call), BODY_S)
-        except asyncio.TimeoutError:
-            raise Refusal(408, "slow", f"the body did not come within {BODY_S:g} s") from None
-
-    async def _read(self, request: web.BaseRequest, call: CallRecord) -> bytes:
-        data = bytearray()
-        while part := await request.content.readany():
+        data, ends_at = bytearray(), asyncio.get_running_loop().time() + BODY_S
+        while True:
+            try:
+                left_s = ends_at - asyncio.get_running_loop().time()
+                part = await asyncio.wait_for(request.content.readany(), left_s)
+            except asyncio.TimeoutError:
+                raise Refusal(408, "slow", f"the body did not come within {BODY_S:g} s") from None
+            if not part:
+                return bytes(data)
             data += part
             call.request_bytes += len(part)
             self._bodies_bytes += len(part)
@@ -220,4 +221,3 @@ class Gateway:
                 raise Refusal(413, "too_large", f"a request may have {MAX_BODY_BYTES} bytes")
             if self._bodies_bytes > MAX_BODIES_BYTES:
                 raise Refusal(429, "busy", "too much is being sent at once", retry_after_s=2)
-        return bytes(data)

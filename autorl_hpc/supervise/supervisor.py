@@ -175,10 +175,10 @@ class AgentRun:
         end = {"exit_code": agent.exit_code, "elapsed_s": clock.elapsed_s, "left": agent.left, "start": number}
         append_event(events, "agent_ended", ended_by=ended_by, **end)
         excess = None if usage.excess is None else usage.excess.reason
-        trouble = self._trouble(agent.exit_code, ended_by is EndedBy.AGENT_EXIT)
+        trouble = self._trouble(agent.exit_code, ended_by)
         return WorkEnd(ended_by, agent.exit_code, agent.started, excess, trouble)
 
-    def _trouble(self, exit_code: int | None, exited: bool) -> str | None:
+    def _trouble(self, exit_code: int | None, ended_by: EndedBy | None) -> str | None:
         try:
             laying.try_writing(self._folder)
         except OSError as error:  # an agent that ended well with a submission was not in its way
@@ -187,8 +187,8 @@ class AgentRun:
         if self.gateway is None or self.gateway.deaf:
             return None if self.gateway is None else "the gateway was dead"
         calls, clock, gateway = read_calls(self.run.driver_log), self.clock, self.gateway
-        answers = lambda: False  # noqa: E731 - it works again
-        if not exited or self.last:
+        exited, answers = ended_by is EndedBy.AGENT_EXIT, lambda: False
+        if ended_by in (EndedBy.BUDGET, EndedBy.GPU_HOURS) or (exited and self.last):  # else it works again
             dialect = "any" if self.agent.file.driver is None else self.agent.file.driver.dialect
             answers = lambda: answers_us(self.experiment, gateway.driver, gateway.spec, dialect)  # noqa: E731
         return lost(calls, clock.attempt, clock.elapsed_s, exited=exited, answers=answers)

@@ -38,6 +38,7 @@ WALL_CLOCK = "3h"
 """Longer than all of them take: the honest run lives until all cheats are over, on however slow a machine."""
 SHORT_S = 30
 """Long enough to begin, and to be told what it asks for, on a machine that is busy with other things."""
+LOOKS, FOLDER = "looks-around", "tries"
 SHORT = {"wall_clock": f"{SHORT_S}s"}
 LIMITED = {"disk_gib": 0.15, "memory_gib": 0.35, "processes": 60}
 """Budgets that several cheats share: each one more is one experiment and one grader more."""
@@ -71,6 +72,8 @@ class Cheat:
         hole: the hole of a level that the run's page must name where the cheat succeeds at it.
         outside: does something from outside once the workspace is there, such as planting what the cheat goes after. It may
             return another supervisor, which takes the first one's place.
+        looks: it tries what it tries and changes nothing of its run: one run tries all of these, each in a folder of its own, and
+            submits once in the end.
         world: prepares the root before the experiments are made, such as staging another model.
     """
 
@@ -81,6 +84,7 @@ class Cheat:
     hole: Mapping[str, str] = field(default_factory=dict)
     budget: Mapping[str, Any] = field(default_factory=dict)
     outside: Callable[[Seen], subprocess.Popen[bytes] | None] | None = None
+    looks: bool = False
     world: Callable[[Cluster], None] | None = None
 
 
@@ -92,6 +96,7 @@ class Seen:
         cluster: that of its experiment.
         pids: of its `supervisor`, and of the `grader` of its experiment.
         honest: the honest run, which belongs to the first experiment.
+        place: its folder in the workspace.
     """
 
     name: str
@@ -100,6 +105,7 @@ class Seen:
     run_id: str
     pids: dict[str, int] = field(default_factory=dict)
     honest: Seen | None = None
+    place: str = "."
 
     def tell(self, **known: object) -> None:
         """Lays variables that the agent waits for by `knows`."""
@@ -127,7 +133,7 @@ class Seen:
 
     @property
     def workspace(self) -> Path:
-        return self.cluster.workspace(self.run_id)
+        return self.cluster.workspace(self.run_id) / self.place
 
     @property
     def won(self) -> str:
@@ -191,13 +197,19 @@ class World:
         self.seen: dict[str, Seen] = {}
         cluster.mini_task(items=8, max_new_tokens=16, any_number=True)  # scores that can move
         cluster.agent("honest", START + "honest 1\nuntil [ -f code/over ]; do sleep 0.1; done\n")
+        looks = {name: cheat for name, cheat in cheats.items() if cheat.looks}
+        tries = [f"(cd {FOLDER}/{name}; honest() {{ :; }}\n{cheat.script})\n" for name, cheat in looks.items()]
+        folders = " ".join(f"{FOLDER}/{name}/code" for name in looks)
+        cluster.agent(LOOKS, f"{START}mkdir -p {folders}\n{''.join(tries)}honest\n")
         for name, cheat in cheats.items():
-            cluster.agent(name, START + cheat.script)
+            if not cheat.looks:
+                cluster.agent(name, START + cheat.script)
             if cheat.world is not None:
                 cheat.world(cluster)
-        groups: dict[str, list[str]] = {json.dumps({}): ["honest"]}
+        groups: dict[str, list[str]] = {json.dumps({}): ["honest", *([LOOKS] if looks else [])]}
         for name, cheat in cheats.items():
-            groups.setdefault(json.dumps(dict(cheat.budget), sort_keys=True), []).append(name)
+            if not cheat.looks:
+                groups.setdefault(json.dumps(dict(cheat.budget), sort_keys=True), []).append(name)
         os.environ["AUTORL_TEST_TOKEN"] = SECRET
         try:
             self._run_all([self._prepare(cluster, *group) for group in enumerate(groups.items())])
@@ -224,7 +236,11 @@ class World:
         )
         for agent in agents:
             run_id = next(run for run in run_ids if run.startswith(f"mini-{agent}-tiny"))
-            self.seen[agent] = Seen(agent, self.level, own, run_id)
+            if agent != LOOKS:
+                self.seen[agent] = Seen(agent, self.level, own, run_id)
+                continue
+            for look in (name for name, cheat in self.cheats.items() if cheat.looks):
+                self.seen[look] = Seen(look, self.level, own, run_id, place=f"{FOLDER}/{look}")
         return own
 
     def _run_all(self, clusters: list[Cluster]) -> None:
@@ -242,22 +258,22 @@ class World:
             here = [seen for seen in self.seen.values() if seen.cluster is own]
             for seen in here:
                 seen.pids["grader"], seen.honest = graders[-1].pid, honest
+            runs = sorted({seen.run_id for seen in here if seen is not honest})
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                list(pool.map(self._run, [(each.name, self.cheats[each.name]) for each in here if each is not honest]))
+                list(pool.map(self._run, [[seen for seen in here if seen.run_id == run] for run in runs]))
             if own is not clusters[0]:
                 self._close(own, graders[-1])
         (honest.workspace / "code" / "over").touch()
         supervisor.wait(RUN_S)
         self._close(clusters[0], graders[0])
 
-    def _run(self, named: tuple[str, Cheat]) -> None:
-        name, cheat = named
-        seen = self.seen[name]
-        supervisor = seen.cluster.supervisor(seen.run_id)
-        seen.pids["supervisor"] = supervisor.pid
-        if cheat.outside is not None:
-            wait_for((seen.workspace / "code").is_dir, "the workspace")
-            supervisor = cheat.outside(copy.copy(seen)) or supervisor
+    def _run(self, of_run: list[Seen]) -> None:
+        supervisor = of_run[0].cluster.supervisor(of_run[0].run_id)
+        for seen in of_run:
+            seen.pids["supervisor"] = supervisor.pid
+            if (outside := self.cheats[seen.name].outside) is not None:
+                wait_for((seen.workspace / "code").is_dir, "the workspace")
+                supervisor = outside(copy.copy(seen)) or supervisor
         supervisor.wait(RUN_S)
 
     def _close(self, own: Cluster, grader: subprocess.Popen[bytes]) -> None:
@@ -267,8 +283,8 @@ class World:
         grader, is what the cheat was after.
         """
         here = [seen for seen in self.seen.values() if seen.cluster is own]
-        lost = {seen.name for seen in here if not seen.was_sealed() or (self.level == "none" and seen.won)}
-        due = [seen.run_id for seen in here if seen.name not in lost]
+        lost = {seen.run_id for seen in here if not seen.was_sealed() or (self.level == "none" and seen.won)}
+        due = sorted({seen.run_id for seen in here} - lost)
         wait_for(functools.partial(own.finished, due), f"the closings of {own.experiment.path.name}", patience_s=RUN_S)
         if lost:
             grader.terminate()

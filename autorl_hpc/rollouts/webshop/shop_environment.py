@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -116,17 +116,17 @@ a an and are as at be but by for if in into is it no not of on or such that the 
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 _APOSTROPHES = "'\u2019\u2018"
+_POSSESSIVE = re.compile(rf"(?<=.)[{_APOSTROPHES}][sS]\Z", re.DOTALL)
 _LETTER = r"[^\W\d_]"
 _TOKEN = re.compile(rf"\w+(?:(?:(?<={_LETTER})[{_APOSTROPHES}.:·](?={_LETTER})|(?<=\d)[{_APOSTROPHES}.,;](?=\d))\w+)*")
 """Unicode's word boundaries (UAX 29) for Latin text: "levi's", "u.s" and "1,000.5" are one token each."""
 MAX_TOKEN_CHARS = 255
 FREE_LENGTHS = 24  # Lengths below this are stored exactly in Lucene's byte
-CACHED_QUERIES = 4096
 
 
 def tokens(text: str) -> list[str]:
     """Return the terms of a text, in order."""
-    words = (_without_possessive(word).lower() for word in _TOKEN.findall(text))
+    words = (_POSSESSIVE.sub("", word).lower() for word in _TOKEN.findall(text))
     return [_stem(word) for word in words if word not in STOP_WORDS and len(word) <= MAX_TOKEN_CHARS]
 
 
@@ -134,15 +134,12 @@ class ShopIndex:
     """BM25 over documents by id."""
 
     def __init__(self, documents: Mapping[str, str]) -> None:
-        ids = sorted(documents)  # which orders equal scores as in the original
-        index = TermIndex((tokens(documents[one]) for one in ids), rounded_length)
+        self._ids = sorted(documents)  # which orders equal scores as in the original
+        self._index = TermIndex((tokens(documents[one]) for one in self._ids), rounded_length)
 
-        @functools.lru_cache(maxsize=CACHED_QUERIES)
-        def search(query: str) -> tuple[str, ...]:
-            return tuple(ids[number] for number in index.best(tokens(query), RESULTS))
-
-        self.search: Callable[[str], tuple[str, ...]] = search
+    def search(self, query: str) -> tuple[str, ...]:
         """Return ids of the best documents, best first; none if no term is known."""
+        return tuple(self._ids[number] for number in self._index.best(tokens(query), RESULTS))
 
 
 def rounded_length(terms: int) -> int:
@@ -154,20 +151,11 @@ def rounded_length(terms: int) -> int:
     return FREE_LENGTHS + (above >> shift << shift)
 
 
-def _without_possessive(word: str) -> str:
-    return word[:-2] if len(word) > 2 and word[-2] in _APOSTROPHES and word[-1] in "sS" else word
-
-
 @functools.lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
-    return str(_stemmer().stemWord(word))
-
-
-@functools.cache
-def _stemmer() -> Any:
     import snowballstemmer
 
-    return snowballstemmer.stemmer("porter")
+    return str(snowballstemmer.stemmer("porter").stemWord(word))
 
 
 ACTIONS_HEADING = "\n\nAvailable actions:\n"  # Separates a page's text from the list of available actions
