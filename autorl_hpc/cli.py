@@ -269,8 +269,8 @@ def report(
 
     if light and out is None:
         raise BadParameter("--light needs --out DIR")
-    site = {"whole": out is not None, "light": light}
-    options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare, one_file=one_file, **site)
+    options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare, one_file=one_file)
+    options = replace(options, whole=out is not None, light=light)
     if any(path.is_file() and path.suffix != ".csv" for path in paths):
         from autorl_hpc.evidence.unpack import lay_out
 

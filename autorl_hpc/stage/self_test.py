@@ -188,5 +188,5 @@ def _score(task: Task, recipe: Recipe, items: list[Item], texts: list[str]) -> f
     rater = scorer(recipe.scorer, recipe.scorer_version, task.name)
     context = Context(options=with_scorer_hash(recipe, task.folder).options, workers=os.cpu_count() or 1)
     outcomes = rater.score(items, [[text] for text in texts], context)
-    mean = 100.0 * sum(outcome.value for outcome in outcomes) / len(outcomes)
+    mean = 100.0 * sum(outcome.value or 0.0 for outcome in outcomes) / len(outcomes)
     return rater.metrics(items, outcomes).get("score", mean)

@@ -410,7 +410,7 @@ def test_an_extension_is_loaded_when_its_command_is_asked_for_and_no_sooner() ->
     for words, loaded in ((["status", "--help"], []), (["notify", "--help"], ["autorl_hpc_notify"])):
         done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == str(loaded)
-    assert all(name in run("--help").output for name in found.names)
+    assert all(name in run_command("--help").output for name in found.names)
 
 
 def test_one_that_does_not_load_is_reported_and_hides_nothing(
@@ -418,7 +418,7 @@ def test_one_that_does_not_load_is_reported_and_hides_nothing(
 ) -> None:
     broken = EntryPoints([EntryPoint("broken", "no.such.module:app", "autorl_hpc.commands")])
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: broken)
-    assert "status" in run("--help").output and run("broken", code=2)
+    assert "status" in run_command("--help").output and run_command("broken", code=2)
 
 
 def test_the_core_imports_no_extension_when_it_loads() -> None:
