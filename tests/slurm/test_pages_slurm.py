@@ -102,12 +102,16 @@ def test_a_cluster_and_the_readme_as_typed(slurm: Sandbox, tmp_path: Path) -> No
         assert view.closed is not None and view.sealed is not None and view.sealed.fault is None
 
 
+def test_the_tutorial_has_the_words_that_are_made_small() -> None:
+    """In the default tier: the day itself is long, and was broken unseen once."""
+    text = (REPO / PAGE).read_text(encoding="utf-8")
+    assert [word for word in SMALL if word not in text] == []
+
+
 @pytest.mark.soak
 def test_the_day_of_the_tutorial(staged: Path, slurm: Sandbox, tmp_path: Path) -> None:
     parts()
     text = (REPO / PAGE).read_text(encoding="utf-8")
-    for word in SMALL:
-        assert word in text, f"the page has no {word!r} any more"
     bundle, digest = the_evening(staged, tmp_path / "laptop")
 
     (tmp_path / "cluster").mkdir()
