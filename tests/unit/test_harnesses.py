@@ -10,9 +10,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from autorl_hpc_harnesses.inspect_child import Refused
+from autorl_hpc_harnesses.lm_eval_child import Evaluation
 from needs import needs
 
 from autorl_hpc.errors import AutorlError
@@ -373,7 +376,7 @@ def test_lm_eval_multiple_choice_and_rolling(documents: Root) -> None:
 
 
 @with_lm_eval
-def test_lm_eval_texts_and_lost_metrics(documents: Root) -> None:
+def test_lm_eval_texts(documents: Root) -> None:
     task = staged(documents, "lm-eval:written.yaml", feedback="5", report="110", chat="none")
     engine = Engine(lambda text: "w" + text[1:])
     _, outcomes, _ = task.play(engine)
@@ -386,6 +389,30 @@ def test_lm_eval_texts_and_lost_metrics(documents: Root) -> None:
     assert len(task.play(engine, limit=1)[1]) == 1
     with pytest.raises(AutorlError, match="never happens in the grader"):
         stage(documents, ["lm-eval:unsafe.yaml"])
+
+
+def test_a_metric_of_lm_eval_that_fails_costs_its_document_alone() -> None:
+    """lm-eval itself gives up all documents for one exception, and a metric that is missing leaves its denominator."""
+
+    def metric(doc: str, results: Any) -> dict[str, float]:
+        return {"acc": {"good": 1.0, "beyond": 7.0, "none": float("nan")}[doc]}
+
+    class Task:
+        process_results = staticmethod(metric)
+        aggregation = staticmethod(lambda: {"acc": sum})
+        higher_is_better = staticmethod(lambda: {"acc": True})
+
+    documents = ["good", "raises", "beyond", "none", "good"]
+    evaluation = Evaluation({"task": Task}, {"args": {}, "chat": False})
+    samples = [
+        {"filter": "none", "doc_id": n, "resps": [["text"]], **Task.process_results(doc, [])}
+        for n, doc in enumerate(documents)
+    ]
+    found = evaluation._outcomes(Task, samples[::-1], SimpleNamespace(lengths={"text": (3, True)}), 5)
+    assert [one["outcome"] for one in found] == [1.0, None, None, None, 1.0]
+    assert "KeyError: 'raises'" in found[1]["why"] and (found[0]["tokens"], found[0]["truncated"]) == (3, True)
+    with pytest.raises(Refused, match="no metric f1"):
+        Evaluation({}, {"args": {"metric": "f1"}, "chat": False})._outcomes(Task, samples, None, 5)
 
 
 def test_a_lost_score_is_no_zero_and_too_many_are_no_score() -> None:
