@@ -21,7 +21,6 @@ HEAD = "EVIDENCE.json"
 
 
 def read_bundle(path: Path) -> Files:
-    """Every file of a bundle, the manifest included."""
     data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(path.read_bytes())).read()
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         return {row.name: archive.extractfile(row).read() for row in archive}  # type: ignore[union-attr]
@@ -48,7 +47,6 @@ def write_bundle(path: Path, files: Files, *, describe: bool = True, **head: Any
 
 
 def entries_of(files: Files) -> list[str]:
-    """The names of the ledger's entries, in order."""
     return sorted(name for name in files if "/ledger/" in name)
 
 

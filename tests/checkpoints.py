@@ -49,19 +49,16 @@ def science_of(task: Task, **changes: Any) -> Science:
 
 
 def record_of(science: Science) -> RunRecord:
-    """Its run.json."""
     hashes = {"recipe_hash": science.recipe.hash(), "task_hash": ZERO, "agent_hash": ZERO, "code_hash": ZERO}
     which = {"run_id": science.run_id(), "experiment": "exp", "index": 0, "created_at": now_text()}
     return RunRecord(science=science, **which, **hashes)
 
 
 def tiny_tensors() -> Tensors:
-    """The tiny model's tensors, fp32."""
     return read_safetensors(TINY / SINGLE)
 
 
 def tiny_config() -> dict[str, Any]:
-    """The tiny model's config."""
     value: dict[str, Any] = json.loads((TINY / "config.json").read_text())
     return value
 
@@ -81,7 +78,6 @@ def changed(tensors: Tensors, scale: float = 1e-3) -> Tensors:
 
 
 def save(folder: Path, tensors: Tensors | None = None, config: Mapping[str, Any] | None = None) -> Path:
-    """A checkpoint of one file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config or tiny_config()))
     write_safetensors(folder / SINGLE, tensors or changed(tiny_tensors()))
@@ -108,7 +104,6 @@ def write_raw(path: Path, header: object, data: bytes = b"") -> None:
 
 
 def raw_parts(path: Path) -> tuple[dict[str, Any], bytes]:
-    """Header and data of a safetensors file."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header: dict[str, Any] = json.loads(data[8 : 8 + length])
@@ -130,7 +125,6 @@ def take(folder: Path, target: Path, base: BaseModel | None = None, dtype: str =
 
 
 def refusal(folder: Path, target: Path, base: BaseModel | None = None) -> Refused:
-    """The refusal of a folder that must not be accepted."""
     try:
         copied = take(folder, target, base)
     except Refused as refused:
@@ -244,7 +238,6 @@ class Desk:
         return answer
 
     def artifact(self, answer: dict[str, Any]) -> Path:
-        """The accepted copy."""
         return self.experiment.artifacts / str(answer["content_hash"])
 
     def answer(self, name: str) -> dict[str, Any]:
@@ -255,7 +248,6 @@ class Desk:
         return RunView.of(Ledger(self.run).read())
 
     def artifacts(self) -> list[str]:
-        """Names under artifacts/, unfinished ones included."""
         return sorted(os.listdir(self.experiment.artifacts))
 
     def queued(self) -> list[str]:

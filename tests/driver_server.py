@@ -177,7 +177,6 @@ class DriverServer:
 
     @property
     def conversations(self) -> list[Conversation]:
-        """Of all requests for generation so far."""
         return [each.conversation for each in list(self.asked) if each.conversation is not None]
 
     def end(self) -> None:
@@ -289,7 +288,6 @@ class DriverServer:
                 self._send(handler, 200, body, cut=cut)
 
     def _other(self, handler: BaseHTTPRequestHandler, asked: Asked) -> None:
-        """Lists of models, counts of tokens, health."""
         name = self.model or "scripted"
         status, answer = 200, {}
         if asked.path.endswith("/models"):

@@ -104,7 +104,6 @@ class Answer:
 
 
 def _words(content: Any) -> str:
-    """The text of a content, which is a text or a list of parts."""
     if isinstance(content, str):
         return content
     if isinstance(content, dict):
@@ -126,7 +125,6 @@ def dialect_of(path: str) -> str | None:
 
 
 def read(dialect: str, path: str, query: str, body: dict[str, Any], number: int) -> Conversation:
-    """A request in one form."""
     messages: list[Message] = []
     tools: dict[str, dict[str, Any]] = {}
     stream = bool(body.get("stream"))
@@ -376,7 +374,6 @@ def _data(value: Any) -> bytes:
 
 
 def whole(conversation: Conversation, answer: Answer) -> dict[str, Any]:
-    """The answer to a request without `stream`."""
     if conversation.dialect == CHAT:
         return _chat(answer)
     if conversation.dialect == RESPONSES:
@@ -388,7 +385,6 @@ def whole(conversation: Conversation, answer: Answer) -> dict[str, Any]:
 
 
 def events(conversation: Conversation, answer: Answer) -> Iterator[bytes]:
-    """The answer to a request with `stream`, event by event."""
     if conversation.dialect == CHAT:
         yield from _chat_events(answer, bool((conversation.body.get("stream_options") or {}).get("include_usage")))
     elif conversation.dialect == RESPONSES:
@@ -407,7 +403,6 @@ def events(conversation: Conversation, answer: Answer) -> Iterator[bytes]:
 
 
 def error(dialect: str, status: int, kind: str, message: str) -> dict[str, Any]:
-    """An error as the dialect's provider words it."""
     if dialect == ANTHROPIC:
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
     if dialect == GEMINI:

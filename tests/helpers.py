@@ -148,7 +148,6 @@ def free_listener() -> socket.socket:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] != b"Z"
@@ -224,7 +223,6 @@ class Cluster:
         self.run("stage", "mini", "--root", str(self.root.path))
 
     def _frozen(self) -> Path:
-        """A copy of the package that the test may add agents to."""
         if self.code is None:
             from autorl_hpc.files.layout import PACKAGE
 
@@ -245,7 +243,6 @@ class Cluster:
         return env
 
     def run(self, *arguments: str, check: bool = True, cold: bool = False) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end."""
         return self._finish(*PYTHON[1:], *arguments, check=check, cold=cold)
 
     def _finish(self, *arguments: str, check: bool = True, cold: bool = False) -> subprocess.CompletedProcess[str]:
@@ -268,7 +265,6 @@ class Cluster:
         return process
 
     def spec(self, agents: list[str], **changes: Any) -> Path:
-        """Writes an experiment file."""
         value: dict[str, Any] = {
             "name": "exp",
             "matrix": {"task": "arithmetic", "agent": agents, "base_model": "autorl/tiny"},
@@ -311,7 +307,6 @@ class Cluster:
         return run_id
 
     def heartbeats(self) -> list[dict[str, Any]]:
-        """The graders' heartbeats as they stand."""
         paths = sorted(self.experiment.graders.glob("[!.]*.json"))
         values = [reading.read_json_or_none(path) for path in paths]
         return [value for value in values if isinstance(value, dict)]
@@ -358,12 +353,10 @@ class Cluster:
         ]
 
     def logs_of(self, role: str) -> str:
-        """All that the processes of one role have said."""
         paths = sorted(self.root.path.glob(f"log-*-{role}.txt"))
         return "".join(path.read_text(errors="replace") for path in paths)
 
     def logs(self) -> str:
-        """What every started process has said, for failing tests."""
         return "\n".join(
             f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}"
             for path in sorted(self.root.path.glob("log-*.txt"))

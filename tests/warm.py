@@ -255,7 +255,6 @@ def serve(ours: socket.socket) -> list[str]:
 
 
 def reap(tell: dict[int, int]) -> None:
-    """Tell the clients which children have ended, and how."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             status = tell.pop(ended[0])
@@ -265,7 +264,6 @@ def reap(tell: dict[int, int]) -> None:
 
 
 def become(told: Mapping[str, Any], files: tuple[int, int], ours: socket.socket) -> None:
-    """Turn this fork into the process that was asked for."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,13 +19,14 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import heads_of, now_text, run_head
+from autorl_hpc.files.store import MAX_KEY_BYTES, read_private
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import SHORT_HEX, Anchor, Heads
 from autorl_hpc.report.find import experiments_in, runs_on_disk
 
 Hashes = Mapping[str, Sequence[str]]  # By run_id: the hash of run.json, then those of its entries in order
 
-MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4096
+MIN_KEY_BYTES = 16
 MAX_ANCHORS_BYTES = 1 << 30
 
 
@@ -101,18 +100,8 @@ def read_key_file(path: Path) -> bytes:
     """Read the key of anchors: a file that holds only the key, readable by its owner only. Raises AutorlError: it can't
     be read, others may read it, or it is no key. No error shows any of the key."""
     make = f"make one: (umask 077; head -c 32 /dev/urandom | base64 > {path})"
-    try:
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            data = file.read(MAX_KEY_BYTES + 1)
-    except OSError as error:
-        raise AutorlError(f"the key can't be read: {error.strerror}", where=path, next_step=make) from None
-    if stat.S_IMODE(mode) & 0o077:
-        what = f"others may read the key (mode {stat.S_IMODE(mode):04o})"
-        advice = f"run: chmod 600 {path}; if others may have read it, make another"
-        raise AutorlError(what, where=path, next_step=advice)
-    key = data.strip()
-    if len(key) < MIN_KEY_BYTES or len(data) > MAX_KEY_BYTES:
+    data = read_private(path, "the anchors'", make)
+    if len(key := data.strip()) < MIN_KEY_BYTES or len(data) > MAX_KEY_BYTES:
         raise AutorlError(f"a key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes", where=path, next_step=make)
     return key
 
@@ -120,18 +109,19 @@ def read_key_file(path: Path) -> bytes:
 def make_anchors(paths: Sequence[Path], key: bytes) -> list[Anchor]:
     """Return the signed heads of the runs in `paths`, one anchor per experiment. Raises AutorlError: nothing is there,
     or a chain is damaged (then it is not signed)."""
-    found: dict[ExperimentDir, list[RunDir]] = {}
-    for path in paths:
+    found: dict[Path, set[RunDir]] = {}
+    for path in map(Path.absolute, paths):
         if (path / "run.json").is_file():
-            found.setdefault(ExperimentDir(path.absolute().parent), []).append(RunDir(path.absolute()))
+            found.setdefault(path.parent, set()).add(RunDir(path))
             continue
-        for one in experiments_in([path]):
-            experiment = ExperimentDir(one.path.absolute())
-            found.setdefault(experiment, []).extend(experiment.run(run_id) for run_id in runs_on_disk(experiment))
+        for experiment in experiments_in([path]):
+            runs = (experiment.run(run_id) for run_id in runs_on_disk(experiment))
+            found.setdefault(experiment.path, set()).update(runs)
     anchors = []
-    for experiment, runs in found.items():
-        heads = heads_of(experiment, map(run_head, dict.fromkeys(runs)))
-        blank = Anchor(heads=heads, made_at=now_text(), hmac_sha256="0" * 64)
+    for folder, several in found.items():
+        blank = Anchor(
+            heads=heads_of(ExperimentDir(folder), map(run_head, several)), made_at=now_text(), hmac_sha256="0" * 64
+        )
         anchors.append(blank.model_copy(update={"hmac_sha256": _hmac(blank, key)}))
     return anchors
 

@@ -78,16 +78,11 @@ class Exported:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields of `--json`."""
-        weights = self.manifest.weights
+        head, weights = self.manifest.head, self.manifest.weights
         return {
-            "bundle": str(self.path),
-            "sha256": self.sha256,
-            "size_bytes": self.size_bytes,
-            "run_id": self.manifest.run_id,
-            "head": self.manifest.head.head,
-            "entries": self.manifest.head.entries,
+            **{"bundle": str(self.path), "sha256": self.sha256, "size_bytes": self.size_bytes, "run_id": head.run_id},
+            **{"head": head.head, "entries": head.entries, "files": len(self.manifest.files)},
             "weights": weights.content_hash if weights else None,
-            "files": len(self.manifest.files),
         }
 
     def as_text(self) -> str:

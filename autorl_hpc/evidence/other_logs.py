@@ -19,7 +19,7 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.evidence.export import closed_run
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.redact import masked
-from autorl_hpc.recorder.traces.turns import TracePart, TraceTurn
+from autorl_hpc.recorder.traces.turns import TraceTurn
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.hidden_items import hidden_of
 from autorl_hpc.report.run_folder import read_chain
@@ -136,7 +136,10 @@ def to_inspect(path: Path, out: Path | None) -> Path:
             f"{out.name} does not end in .eval", where=out, next_step="give --out a name that ends in .eval"
         )
     begin = dt.datetime.fromisoformat(read_chain(folder).entries[0].at)
-    times = {"started_at": begin.isoformat(), "completed_at": (begin + _after(run.elapsed_s)).isoformat()}
+    times = {
+        "started_at": begin.isoformat(),
+        "completed_at": (begin + dt.timedelta(seconds=run.elapsed_s or 0.0)).isoformat(),
+    }
     used, scores = run.story.resources, final_scores(run)
     total = ModelUsage(
         input_tokens=used.tokens_in or 0,
@@ -174,10 +177,6 @@ def to_inspect(path: Path, out: Path | None) -> Path:
     return out
 
 
-def _after(elapsed_s: float | None) -> dt.timedelta:
-    return dt.timedelta(seconds=elapsed_s or 0.0)
-
-
 def _model(run: RunSummary) -> str:
     return run.driver if run.driver != "none" else run.agent
 
@@ -190,7 +189,10 @@ def _sample(run: RunSummary, turns: list[TraceTurn], begin: dt.datetime, **figur
     messages, events = list[Any](), list[Any]()
     places = submitting(turns, run.trajectory)
     for place, turn in enumerate(turns):
-        when = {"timestamp": begin + _after(turn.elapsed_s), "working_start": turn.elapsed_s or 0.0}
+        when = {
+            "timestamp": begin + dt.timedelta(seconds=turn.elapsed_s or 0.0),
+            "working_start": turn.elapsed_s or 0.0,
+        }
         of_turn = _messages(turn, f"e{place}", turn.model or _model(run))
         messages += of_turn
         events += _events(turn, of_turn, when)
@@ -224,15 +226,12 @@ def _messages(turn: TraceTurn, name: str, model: str) -> list[Any]:
     calls = [ToolCall(id=key, function=part.tool or "tool", arguments={"input": part.text}) for key, part in tools]
     found.append(m.ChatMessageAssistant(content=content, tool_calls=calls or None, model=model))
     for key, part in tools:
-        error = ToolCallError("unknown", _how_failed(part)) if part.failed else None
+        how = "failed" if part.exit_code is None else f"exit code {part.exit_code}"
+        said = f"{how}\n{part.output or ''}".strip()  # the viewer shows either an error or an output
+        error = ToolCallError("unknown", said) if part.failed else None
         answer = {"content": part.output or "", "function": part.tool or "tool", "error": error}
         found.append(m.ChatMessageTool(tool_call_id=key, **answer))
     return found
-
-
-def _how_failed(part: TracePart) -> str:
-    how = "failed" if part.exit_code is None else f"exit code {part.exit_code}"
-    return f"{how}\n{part.output or ''}".strip()  # the viewer shows either an error or an output
 
 
 def _events(turn: TraceTurn, messages: list[Any], when: dict[str, Any]) -> Iterator[Any]:

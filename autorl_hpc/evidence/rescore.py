@@ -238,21 +238,19 @@ class Rescored:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields of `--json`."""
+        head, names = (
+            self.manifest.head,
+            "problems notes engine claimed_engine noise_here noise_claimed holds older verdict",
+        )
         return {
-            "run_id": self.manifest.run_id,
-            "experiment": self.manifest.experiment,
-            "head": self.manifest.head.head,
-            "entries": self.manifest.head.entries,
+            **{name: getattr(self, name) for name in names.split()},
+            **{
+                "run_id": head.run_id,
+                "experiment": self.manifest.experiment,
+                "head": head.head,
+                "entries": head.entries,
+            },
             "anchored": bool(self.anchored),
-            "holds": self.holds,
-            "older": self.older,
-            "verdict": self.verdict,
-            "problems": self.problems,
-            "notes": self.notes,
-            "engine": self.engine,
-            "claimed_engine": self.claimed_engine,
-            "noise_here": self.noise_here,
-            "noise_claimed": self.noise_claimed,
             **{one.what: one.as_dict() for one in self.compared},
             "note": ANCHORED_NOTE if self.anchored else NOTE,
         }
@@ -263,25 +261,9 @@ class Rescored:
         lines = [f"{word}  {self.manifest.run_id}: {self.verdict}"]
         lines += [f"         {problem}" for problem in self.problems]
         lines += [f"         {one.as_text()}" for one in self.compared]
-        if self.compared:
-            lines.append(f"         engine there: {_shown(self.claimed_engine)}; here: {_shown(self.engine)}")
-            lines.append(
-                f"         base model's own repeat: here {_points(self.noise_here)}; claimed {_points(self.noise_claimed)}, which excuses nothing"
-            )
         lines += [f"         {note}" for note in self.notes]
         lines += [f"         head {self.manifest.head.head} ({self.manifest.head.entries} entries)"]
         return [*lines, "", ANCHORED_NOTE if self.anchored else NOTE]
-
-
-def _shown(engine: dict[str, Any] | None) -> str:
-    if engine is None:
-        return "unknown"
-    versions = " ".join(f"{name} {version}" for name, version in sorted(engine["versions"].items()))
-    return f"{engine['hash'][:12]}... ({engine['backend']}, {versions}, {engine['device']}, {engine['dtype']})"
-
-
-def _points(noise: float | None) -> str:
-    return "unknown" if noise is None else f"{noise:.2f}"
 
 
 def rescore_bundle(root: Root, bundle: Path, asked: RescoreOptions, say: Say = lambda _: None) -> Rescored:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -31,7 +29,6 @@ from autorl_hpc.records.entries import Closed, Evaluation
 from autorl_hpc.records.exchange import Heads, RunHead
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import RunRecord, Science, ids_sha256
-from autorl_hpc.report import tables
 from autorl_hpc.report.find import experiments_in, nothing_in, runs_of, runs_on_disk
 from autorl_hpc.report.leaderboard import MAX_TWINS
 from autorl_hpc.report.pages import SUMMARY_NAME, merged_summary, run_summary
@@ -169,22 +166,16 @@ def verify_paths(paths: Sequence[Path], known: KnownHeads = KnownHeads()) -> lis
 
 def _closed_in(path: Path) -> Iterator[VerifyResult]:
     """Yield a verdict for each folder in `path`, a folder of experiments, that is closed to this user."""
-    if (path / "experiment.json").exists():
-        return
-    for folder in (path, *(path / name for name in _names(path))):
+    folders = [path]
+    for folder in folders:
         try:
-            reading.list_names(folder)
+            names = reading.list_names(folder)
+            if folder == path and "experiment.json" not in names:
+                folders += [path / name for name in names]
         except NotADirectoryError:
             continue
         except OSError as error:
             yield _closed(folder, error)
-
-
-def _names(path: Path) -> list[str]:
-    try:
-        return reading.list_names(path)
-    except OSError:
-        return []
 
 
 def _closed(folder: Path, error: OSError) -> VerifyResult:
@@ -304,9 +295,8 @@ def _end_of_chain(experiment: ExperimentDir, run: RunDir, ledger: Ledger) -> Ite
 
 
 def _outlived(experiment: ExperimentDir, run: RunDir) -> Iterator[str]:
-    """Yield files of submissions and scores that an open chain doesn't name, though no grader works on them: its end was cut off, with
-    all that says so."""
-    items, sketches = sorted(reading.list_names(run.items)), sorted(reading.list_names(run.sketches))
+    """Yield items files that an open chain doesn't name, though no grader works on them: its end was cut off, with all that says so."""
+    items = reading.list_names(run.items)
     due = {*waiting(experiment.queue), *claimed_entries(experiment.claims)}
     view = RunView.of(Ledger(run).read())  # last: what was committed meanwhile is no longer due
     if view.closed is not None:
@@ -318,9 +308,6 @@ def _outlived(experiment: ExperimentDir, run: RunDir) -> Iterator[str]:
         works = f"f-{run.run_id}--{number}" in due or (closing and split == Split.REPORT)
         if number.isdigit() and (int(number), split) not in scored and not works:
             yield f"items/{name} is there, and the ledger has no score by it: its last entries are missing"
-    for name in sketches:
-        if (number := name.partition(".")[0]).isdigit() and int(number) not in view.submissions:
-            yield f"sketches/{name} is there, and the ledger has no such submission: its last entries are missing"
 
 
 def _place_of_closing(ledger: Ledger) -> int | None:
@@ -552,16 +539,11 @@ def _check_weights(experiment: ExperimentDir, run: RunDir, view: RunView, verdic
             verdict.problems.append(f"{name} has lost its manifest")
         elif selected is not None and selected.content_hash == content:
             verdict.notes.append(f"{name}, the selected checkpoint, is not here: not checked")
-    # Sketches of weights that later submissions were compared with; exported runs have none.
     known = {f"{number:06d}": one.sketch_sha256 for number, one in view.fingerprints.items() if one.sketch_sha256}
-    names = {name.partition(".")[0]: name for name in sorted(reading.list_names(run.sketches))}
-    for number in sorted(names.keys() & known.keys()):
-        if sha256_hex(reading.read_bytes(run.sketches / names[number])) != known[number]:
-            what = "was altered: its hash is not the one in its fingerprint"
-            verdict.problems.append(f"sketches/{names[number]} {what}")
-    gone = len(known.keys() - names.keys())
-    if gone and names:
-        verdict.notes.append(f"{gone} of the sketches that fingerprints name are not here: not checked")
+    for name in reading.list_names(run.sketches):
+        wanted = known.get(name.partition(".")[0])
+        if wanted is not None and sha256_hex(reading.read_bytes(run.sketches / name)) != wanted:
+            verdict.problems.append(f"sketches/{name} was altered: its hash is not the one in its fingerprint")
 
 
 def _altered(folder: Path, content: str) -> str | None:
@@ -596,7 +578,8 @@ def not_in_hash(folder: Path) -> tuple[str, ...]:
 
 
 # --- reports on disk against the ledgers
-# A report is what most readers see, and anybody can edit it. Summaries and tables are compared value by value, pages not at all.
+# A report is what most readers see, and anybody can edit it. summary.json is compared value by value; pages and tables, which are
+# made of it, are not.
 
 RESULTS = (
     *("task", "agent", "base_model", "seed", "protocol", "state", "selected", "selected_by", "counted", "excluded"),
@@ -633,12 +616,13 @@ def _summary(folder: Path, verdict: VerifyResult) -> dict[str, Any] | None:
     return None
 
 
-def _compare(name: str, told: Any, now: Any, verdict: VerifyResult, *, final: bool) -> None:
+def _compare(told: Any, now: Any, verdict: VerifyResult, *, final: bool) -> None:
     """Compare all values. `final`: the report's inputs can't change any more."""
     if (found := difference(told, now)) is not None and final:
-        verdict.problems.append(f"report/{name} was altered: {found}")
+        verdict.problems.append(f"report/{SUMMARY_NAME} was altered: {found}")
     elif found is not None:
-        verdict.unseen.append(f"report/{name} is not what the ledgers give here and now: not compared; {AGAIN}")
+        what = "is not what the ledgers give here and now: not compared"
+        verdict.unseen.append(f"report/{SUMMARY_NAME} {what}; {AGAIN}")
 
 
 def _results_differ(told: dict[str, Any], now: dict[str, Any], verdict: VerifyResult, where: str = "") -> bool:
@@ -664,7 +648,7 @@ def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> Non
             excused = now["doubts"] and told.get("ranked") is False
             told |= {name: now[name] for name in ("story", "doubts", *(("notes", "ranked") if excused else ()))}
         if not _results_differ(told, now, verdict):
-            _compare(SUMMARY_NAME, told, now, verdict, final=chain.view.closed is not None and not exported)
+            _compare(told, now, verdict, final=chain.view.closed is not None and not exported)
     elif told.get("ledger_head") in (chain.genesis, *chain.hashes):
         verdict.unseen.append(f"report/{SUMMARY_NAME} was written before the last entries: not compared; {AGAIN}")
     else:
@@ -694,27 +678,7 @@ def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult, chain
         return
     if any(_results_differ(rows[run["run_id"]], run, verdict, f"{run['run_id']}: ") for run in now["runs"]):
         return
-    final = all(run.state is RunState.FINISHED for run in merged.runs)
-    _compare(SUMMARY_NAME, told, now, verdict, final=final)
-    for name, text in (("summary.csv", tables.as_csv(merged)), ("leaderboard.csv", tables.leaderboard_csv(merged))):
-        try:
-            cells = _cells(reading.read_bytes(experiment.report / name, max_bytes=MAX_BYTES).decode())
-        except (OSError, ValueError, csv.Error):
-            verdict.problems.append(f"report/{name} is missing or can't be read")
-        else:
-            _compare(name, cells, _cells(text), verdict, final=final)
-
-
-def _cells(text: str) -> list[dict[str, Any]]:
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    return [{str(name): _number(cell) for name, cell in row.items()} for row in rows]
-
-
-def _number(cell: Any) -> Any:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return cell
+    _compare(told, now, verdict, final=all(run.state is RunState.FINISHED for run in merged.runs))
 
 
 def difference(told: Any, now: Any, fields: tuple[str, ...] = ()) -> str | None:

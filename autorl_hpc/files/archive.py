@@ -8,10 +8,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,11 +37,8 @@ def suffix_of(path: Path) -> str:
     """Return the suffix of `SUFFIXES` that the bundle's name ends with. Raises AutorlError: it ends with none of them."""
     found = next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
     if found is None:
-        what, advice = (
-            f"{path.name}: a bundle's name says how it is packed",
-            f"end it with one of {', '.join(SUFFIXES)}",
-        )
-        raise AutorlError(what, where=path, next_step=advice)
+        what = f"{path.name}: a bundle's name says how it is packed"
+        raise AutorlError(what, where=path, next_step=f"end it with one of {', '.join(SUFFIXES)}")
     return found
 
 
@@ -69,21 +67,14 @@ def zstandard_module() -> Any:
 @contextmanager
 def writing(raw: Any, suffix: str) -> Iterator[tarfile.TarFile]:
     """Yield a tar archive that writes to the binary stream `raw`, packed as `suffix` says."""
-    with _packed(raw, suffix) as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        yield archive
-
-
-@contextmanager
-def _packed(raw: Any, suffix: str) -> Iterator[Any]:
-    if suffix == ".tar":
-        yield raw
-    elif suffix == ".tar.zst":
-        compressor = zstandard_module().ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True)
-        with compressor.stream_writer(raw, closefd=False) as stream:
-            yield stream
-    else:
-        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
-            yield file
+    with ExitStack() as stack:
+        stream = raw
+        if suffix == ".tar.zst":
+            compressor = zstandard_module().ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True)
+            stream = stack.enter_context(compressor.stream_writer(raw, closefd=False))
+        elif suffix != ".tar":
+            stream = stack.enter_context(gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0))
+        yield stack.enter_context(tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT))
 
 
 def add(archive: tarfile.TarFile, name: str, size_bytes: int, mode: int, data: Any) -> None:
@@ -165,22 +156,6 @@ class ArchiveReader:
         self._raw.close()
 
 
-def write_hashed(target: Path, data: IO[bytes], row: StoreFile, said_by: str) -> None:
-    """Write a file of an archive to `target`, which must not exist. Raises DamagedArchive: its hash is not that of `row`."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    opened = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with open(opened, "wb") as file, bar(f"unpacking {target.name}", row.size_bytes) as advance:
-        while chunk := data.read(CHUNK_BYTES):
-            digest.update(chunk)
-            file.write(chunk)
-            advance(len(chunk))
-        file.flush()
-        os.fsync(file.fileno())
-    if digest.hexdigest() != row.sha256:
-        raise DamagedArchive(f"{row.path} has sha256 {digest.hexdigest()}, {said_by} says {row.sha256}")
-
-
 class Hashed:
     """Compute the sha256 and size in bytes of a file while it is read or written."""
 
@@ -206,3 +181,17 @@ class Hashed:
 
     def flush(self) -> None:
         self._inner.flush()
+
+
+def write_hashed(target: Path, data: IO[bytes], row: StoreFile, said_by: str) -> None:
+    """Write a file of an archive to `target`, which must not exist. Raises DamagedArchive: its hash is not that of `row`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    counted = Hashed(data)
+    opened = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(opened, "wb") as file, bar(f"unpacking {target.name}", row.size_bytes) as advance:
+        while chunk := counted.read(CHUNK_BYTES):
+            advance(file.write(chunk))
+        file.flush()
+        os.fsync(file.fileno())
+    if counted.digest() != row.sha256:
+        raise DamagedArchive(f"{row.path} has sha256 {counted.digest()}, {said_by} says {row.sha256}")

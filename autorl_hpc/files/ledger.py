@@ -6,6 +6,7 @@ the condition is tested against the whole chain before the entry's number, so no
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import json
@@ -40,10 +41,6 @@ def now_text() -> str:
 
 def sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def this_writer(role: str) -> Writer:
-    return Writer(role=role, host=host_name(), pid=os.getpid(), job_id=job_id())
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,9 @@ class Ledger:
         # Entries read before are skipped: a ledger with thousands of entries is listed many times a second.
         new = [name for name in listing[bisect_right(listing, self._name(0)) :] if _ENTRY_NAME.match(name)]
         if not new and not self._entries:
-            for line in self._sealed_lines():
-                self._take(line, self.run.sealed_ledger)
+            with contextlib.suppress(OSError, ValueError):
+                for line in filter(None, reading.read_bytes(self.run.sealed_ledger).split(b"\n")):
+                    self._take(line + b"\n", self.run.sealed_ledger)
             return self._entries
         known = set(new)
         while (name := self._name(1)) in known:
@@ -133,7 +131,8 @@ class Ledger:
         the file system failed; as far as can be seen, nothing was committed; AutorlError: the chain before it is damaged."""
         if not isinstance(body, BODIES[kind]):
             raise TypeError(f"{kind} takes a {BODIES[kind].__name__}")
-        facts: dict[str, Any] = {"kind": kind, "body": body.model_dump(mode="json"), "writer": this_writer(role)}
+        writer = Writer(role=role, host=host_name(), pid=os.getpid(), job_id=job_id())
+        facts: dict[str, Any] = {"kind": kind, "body": body.model_dump(mode="json"), "writer": writer}
         with self._lock:
             for _ in range(MAX_APPEND_TRIES):
                 entries = self._read()
@@ -152,13 +151,6 @@ class Ledger:
         """Write ledger.jsonl, one entry per line: a copy for readers that want one file."""
         lines = b"".join(reading.read_bytes(self.run.ledger / f"{linked.entry.seq:06d}.json") for linked in self.read())
         atomic.write_bytes(self.run.sealed_ledger, lines)
-
-    def _sealed_lines(self) -> list[bytes]:
-        try:
-            data = reading.read_bytes(self.run.sealed_ledger)
-        except (OSError, ValueError):
-            return []
-        return [line + b"\n" for line in data.split(b"\n") if line]
 
     def _take(self, data: bytes, path: Path) -> None:
         seq = len(self._entries) + 1

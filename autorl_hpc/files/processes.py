@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO
@@ -40,12 +40,10 @@ def parents() -> dict[int, int]:
     table: dict[int, int] = {}
     for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
         if fields := stat_fields(pid):
-            try:
+            with suppress(OSError):
                 # A process whose main thread has ended is shown as a zombie while its other threads still run.
                 if fields[0] != b"Z" or len(os.listdir(f"/proc/{pid}/task")) > 1:
                     table[pid] = int(fields[1])
-            except OSError:
-                continue
     return table
 
 
@@ -68,13 +66,9 @@ def marked(mark: str) -> set[int]:
     wanted = f"{MARK_VARIABLE}={mark}".encode()
     found: set[int] = set()
     for pid in parents():
-        if pid != os.getpid():
-            try:
-                with open(f"/proc/{pid}/environ", "rb") as file:
-                    if any(part.startswith(wanted) for part in file.read().split(b"\0")):
-                        found.add(pid)
-            except OSError:
-                continue
+        with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if pid != os.getpid() and any(part.startswith(wanted) for part in file.read().split(b"\0")):
+                found.add(pid)
     return found
 
 
@@ -198,13 +192,10 @@ def _file_system_bytes(pids: set[int]) -> list[int]:
             continue
         seen.add(namespace)
         for device, point in mounts:
-            if device in outer:
-                continue
-            try:
-                info = os.statvfs(f"/proc/{pid}/root{point}")
-            except OSError:
-                continue
-            found[device] = max(found.get(device, 0), (info.f_blocks - info.f_bfree) * info.f_frsize)
+            with suppress(OSError):
+                info = os.statvfs(f"/proc/{pid}/root{point}") if device not in outer else None
+                if info is not None:
+                    found[device] = max(found.get(device, 0), (info.f_blocks - info.f_bfree) * info.f_frsize)
     return list(found.values())
 
 
@@ -224,18 +215,14 @@ def _open_bytes(pids: set[int], counts: Callable[[str, os.stat_result], bool]) -
     """Return, by (device, inode), the bytes of the open regular files that `counts` accepts. They may be deleted."""
     found: dict[tuple[int, int], int] = {}
     for pid in pids:
-        try:
+        descriptors: list[str] = []
+        with suppress(OSError):
             descriptors = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            continue
-        for descriptor in descriptors:
-            path = f"/proc/{pid}/fd/{descriptor}"
-            try:
+        for path in (f"/proc/{pid}/fd/{descriptor}" for descriptor in descriptors):
+            with suppress(OSError):
                 link, info = os.readlink(path), os.stat(path)
-            except OSError:
-                continue
-            if stat.S_ISREG(info.st_mode) and counts(link, info):
-                found[info.st_dev, info.st_ino] = info.st_blocks * 512
+                if stat.S_ISREG(info.st_mode) and counts(link, info):
+                    found[info.st_dev, info.st_ino] = info.st_blocks * 512
     return found
 
 
@@ -257,10 +244,8 @@ ROUND_PAUSE_S = 0.02
 
 def _send(pids: set[int], number: int) -> None:
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            continue
 
 
 def _asked_to_end(pids: set[int]) -> set[int]:
@@ -313,11 +298,9 @@ def start_own(
 
 def reap() -> None:
     """Collect children that have ended, so that they do not stay zombies."""
-    try:
+    with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
 
 
 def end_all(

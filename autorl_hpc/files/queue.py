@@ -10,6 +10,7 @@ import json
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +206,9 @@ def read_troubles(folder: Path) -> list[Trouble]:
 
 def write_trouble(folder: Path, trouble: Trouble) -> None:
     """Replace the note. A failure is ignored, because the log has the same text."""
-    try:
+    with suppress(OSError):
         folder.mkdir(exist_ok=True)
         atomic.write_bytes(folder / f"{trouble.entry}{SUFFIX}", trouble.canonical() + b"\n")
-    except OSError:
-        pass
 
 
 def drop_trouble(folder: Path, entry: str) -> None:
@@ -222,9 +221,7 @@ def drop_trouble(folder: Path, entry: str) -> None:
 def append_event(path: Path, kind: str, **fields: Any) -> None:
     """Append one line. A failure is ignored, because losing an event does no harm."""
     line = json.dumps({"at": now_text(), "event": kind, **fields}, ensure_ascii=False, default=str) + "\n"
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab", buffering=0) as file:
             file.write(line.encode("utf-8", "backslashreplace"))
-    except OSError:
-        pass

@@ -115,12 +115,12 @@ def masked(text: str) -> str:
 
 def masked_options(text: str) -> str:
     """Mask the secrets that some programs take by an option whose name does not show it."""
-    return _PROGRAMS.sub(_without_option, text) if any(name in text for name in _NAMES_OF_PROGRAMS) else text
 
+    def without(match: re.Match[str]) -> str:
+        quote = match["value"][0]
+        return match["before"] + (f"{quote}{MASK}{quote}" if quote in "\"'" else MASK)
 
-def _without_option(match: re.Match[str]) -> str:
-    quote = match["value"][0]
-    return match["before"] + (f"{quote}{MASK}{quote}" if quote in "\"'" else MASK)
+    return _PROGRAMS.sub(without, text) if any(name in text for name in _NAMES_OF_PROGRAMS) else text
 
 
 def _without_password(match: re.Match[str]) -> str:
@@ -238,15 +238,13 @@ def command_text(argv: Sequence[str]) -> str:
     """Return a printable command line of at most MAX_COMMAND_CHARS characters, with what looks like a secret masked."""
     shown, before = [], ""
     for part in argv:
-        is_value = not part.startswith("-") and _announces_secret(before, part)
+        is_value = False
+        if before.startswith("-") and not part.startswith("-") and not set(before) & set(" ="):
+            probe = f"{before} a:b" if ":" in part else f"{before} ab"  # curl's -u takes a name, or name:password
+            is_value = masked(probe) != probe
         shown.append(MASK if is_value else _quoted(masked(part)))  # quoting first would hide where a value ends
         before = part
     return cut(printable(masked_options(" ".join(shown))), MAX_COMMAND_CHARS)
-
-
-def _announces_secret(option: str, value: str) -> bool:
-    probe = f"{option} a:b" if ":" in value else f"{option} ab"  # curl's -u takes a name, or name:password
-    return option.startswith("-") and not set(option) & set(" =") and masked(probe) != probe
 
 
 def cut(text: str, limit: int) -> str:

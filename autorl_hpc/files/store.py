@@ -311,22 +311,28 @@ def key_path(experiment: ExperimentDir, name: str, spec: DriverSpec) -> Path | N
     return None
 
 
-def read_key(path: Path, whose: str = "the driver's") -> str:
-    """Return the key in `path`. `whose`: begins the errors' messages. Raises AutorlError: the file can't be read, is open
-    to others, or holds no key."""
-    advice = "put the key into a plain file, and chmod 600 it"
+def read_private(path: Path, whose: str, next_step: str) -> bytes:
+    """Return the start of a file that only its owner may read. `whose`: begins the errors' messages. Raises AutorlError: it can't
+    be read, is no file, or is open to others. No error shows any part of it."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             state = os.fstat(file.fileno())
             data = file.read(MAX_KEY_BYTES + 1) if stat.S_ISREG(state.st_mode) else b""
     except OSError as error:
-        raise AutorlError(f"{whose} key file can't be read: {error.strerror}", where=path, next_step=advice) from None
+        raise AutorlError(
+            f"{whose} key file can't be read: {error.strerror}", where=path, next_step=next_step
+        ) from None
     if not stat.S_ISREG(state.st_mode):
-        raise AutorlError(f"{whose} key file is not a file", where=path, next_step=advice)
+        raise AutorlError(f"{whose} key file is not a file", where=path, next_step=next_step)
     if state.st_uid != os.geteuid() or state.st_mode & 0o077:
         what = f"{whose} key file can be read by others, or is another's"
-        raise AutorlError(what, where=path, next_step=f"chmod 600 {path}")
-    return checked_key(data, path, whose)
+        raise AutorlError(what, where=path, next_step=f"chmod 600 {path}; if others may have read it, make another")
+    return data
+
+
+def read_key(path: Path, whose: str = "the driver's") -> str:
+    """Return the key in `path`. Raises AutorlError: see `read_private` and `checked_key`."""
+    return checked_key(read_private(path, whose, "put the key into a plain file, and chmod 600 it"), path, whose)
 
 
 def checked_key(data: bytes, where: str | Path, whose: str = "the driver's") -> str:

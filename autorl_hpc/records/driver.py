@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, JsonValue, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, StringConstraints, field_validator, model_validator
 
 from autorl_hpc.records.base import Duration, KeyFile, Name, Record, Resources, Revision, Sha256, Strict, Visible
 
@@ -38,7 +38,6 @@ OF_A_REQUEST = frozenset(("model", "messages", "input", "contents", "prompt", "s
 REQUEST_PATH = re.compile(r"/(chat/completions|completions|responses|messages|models(/.*)?|embeddings)/*$")
 """How the addresses of requests end; `url` stops before this."""
 
-HttpUrl = Annotated[str, StringConstraints(max_length=500)]
 Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=2000)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
 
@@ -54,6 +53,9 @@ def checked_url(value: str) -> str:
         raise ValueError("an address without `?` and `#`")
     _ = parts.port  # raises its own ValueError for a bad port
     return value.rstrip("/")
+
+
+HttpUrl = Annotated[str, StringConstraints(max_length=500), AfterValidator(checked_url)]
 
 
 class DriverSpec(Resources):
@@ -84,11 +86,6 @@ class DriverSpec(Resources):
     time: Duration | None = Field(None, description="Of `vllm`: time limit of one job; the next one goes on.")
     patience_s: Duration = Field(7200.0, description="Of `vllm`: agents wait so long for it before their clock starts.")
     idle_exit_s: Duration = Field(3600.0, description="Of `vllm`: idle for so long with no open run, it ends.")
-
-    @field_validator("url", "proxy")
-    @classmethod
-    def _is_url(cls, value: str | None) -> str | None:
-        return None if value is None else checked_url(value)
 
     @field_validator("url")
     @classmethod
@@ -174,7 +171,14 @@ def serve_options(args: tuple[str, ...]) -> dict[str, str | None]:
         if argument.startswith("-"):
             written, equals, value = argument.partition("=")
             name = written.removeprefix("--").replace("_", "-")
-            _check_option(written, name)
+            if not written.startswith("--") or name not in SERVE_OPTIONS:
+                if name in OWN_OPTIONS:
+                    field = OWN_OPTIONS[name]
+                    raise ValueError(
+                        f"`{written}` is set by the suite" + (f": use the field `{field}`" if field else "")
+                    )
+                known = ", ".join(sorted(SERVE_OPTIONS))
+                raise ValueError(f"`{written}` may not be given to `vllm serve` here; allowed are {known}")
             if name in found:
                 raise ValueError(f"`{written}` stands twice")
             found[name] = value if equals else None
@@ -187,16 +191,6 @@ def serve_options(args: tuple[str, ...]) -> dict[str, str | None]:
         if name in found and found[name] not in allowed:
             raise ValueError(f"`--{name}` is one of {', '.join(allowed)} here")
     return found
-
-
-def _check_option(written: str, name: str) -> None:
-    if written.startswith("--") and name in SERVE_OPTIONS:
-        return
-    if name in OWN_OPTIONS:
-        field = OWN_OPTIONS[name]
-        raise ValueError(f"`{written}` is set by the suite" + (f": use the field `{field}`" if field else ""))
-    allowed = ", ".join(sorted(SERVE_OPTIONS))
-    raise ValueError(f"`{written}` may not be given to `vllm serve` here; allowed are {allowed}")
 
 
 class DriverScience(Strict):

@@ -271,13 +271,9 @@ class ExperimentSpec(Record):
         return value
 
     @model_validator(mode="after")
-    def _part_is_of_feedback(self) -> ExperimentSpec:
+    def _fits_together(self) -> ExperimentSpec:
         if self.protocol is Protocol.PAPER and self.feedback.items is not None:
             raise ValueError("`feedback.items` needs `protocol: two-split`: the paper's one split is asked whole")
-        return self
-
-    @model_validator(mode="after")
-    def _cost_has_prices(self) -> ExperimentSpec:
         if self.budget.cost_usd is not None:
             for name in self.matrix.driver:
                 if name != NO_DRIVER and not self.drivers[name].fully_priced:

@@ -129,20 +129,8 @@ class CodeRevision(Seen):
 
 
 Observed = Literal[
-    "start",
-    "trainer",
-    "steps",
-    "generated",
-    "log",
-    "rows",
-    "loaded",
-    "saved",
-    "lora",
-    "seed",
-    "memory",
-    "crashed",
-    "note",
-]
+    "start", "trainer", "steps", "generated", "log", "rows", "loaded", "saved", "lora", "seed", "memory", "crashed", "note"
+]  # fmt: skip
 """What the observer tells of a Python process; docs/file-protocol.md has the facts of each. note: a fault of the observer."""
 
 

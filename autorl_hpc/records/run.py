@@ -69,16 +69,8 @@ class Science(Strict):
     def canonical(self) -> bytes:
         """See `Strict`; fields that came later are left out where they say what was so before there were any."""
         value = {**self.model_dump(mode="json"), "budget": self.budget.without_later_fields()}
-        later = (
-            "driver_spec",
-            "reprompts",
-            "evaluate_script",
-            "feedback_part",
-            "environment_hash",
-            "base_model_prompting_hash",
-            "network",
-        )
-        unset = [name for name in later if getattr(self, name) == type(self).model_fields[name].default]
+        later = "driver_spec reprompts evaluate_script feedback_part environment_hash base_model_prompting_hash network"
+        unset = [name for name in later.split() if getattr(self, name) == type(self).model_fields[name].default]
         return canonical_json({name: each for name, each in value.items() if name not in unset})
 
     def run_id(self) -> str:

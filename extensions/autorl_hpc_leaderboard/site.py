@@ -66,6 +66,7 @@ def build_site(folders: Sequence[Path], site: Path, url: str, verdicts: Path | N
     runs.mkdir()
     checked: list[CheckedSubmission] = []
     senders: Senders = {}
+    names: dict[tuple[str, str], str] = {}  # by submitter and contact
     sent: set[str] = set()  # heads of the runs that are on the site
     with tempfile.TemporaryDirectory(prefix=".work-", dir=site) as work:
         for place, folder in enumerate(folders):
@@ -86,12 +87,16 @@ def build_site(folders: Sequence[Path], site: Path, url: str, verdicts: Path | N
                 home = runs / f"{place:03d}-{len(senders):04d}" / experiment.name
                 home.parent.mkdir()
                 experiment.rename(home)
-                senders[str(home / bundle.manifest.run_id)] = one.file.submitter, bundle
+                who = one.file.submitter, one.file.contact
+                if who not in names:
+                    same = sum(name == who[0] for name, _ in names)  # other people of that name
+                    names[who] = f"{who[0]} ({same + 1})" if same else who[0]
+                senders[str(home / bundle.manifest.run_id)] = names[who], bundle
     standings: list[Standing] = []
     try:
         if senders:
-            who = {folder: name for folder, (name, _) in senders.items()}
-            options = Options(figures=True, fresh=True, unpacked=True, senders=who)
+            by_run = {folder: name for folder, (name, _) in senders.items()}
+            options = Options(figures=True, fresh=True, unpacked=True, senders=by_run)
             standings = standings_of(refresh(sorted(runs.iterdir()), site / "report", options).load(), senders, site)
     finally:
         _drop_evidence(runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -69,11 +70,13 @@ class Bundle:
 
     @property
     def rescored(self) -> str:
-        """Return what rescoring found: `identical`, `within noise`, `does not hold`, ..., or `not rescored`."""
+        """Return what rescoring found: `identical`, `within noise`, `older version`, `does not hold: ...`, or `not rescored`."""
         if self.verdict is None:
             return "not rescored"
         selected = self.verdict.get("selected") or self.verdict.get("base")
         word = str(selected.get("word")) if isinstance(selected, dict) else "no score"
+        if self.verdict.get("older") is True:
+            return "older version"  # which this one can't ask again: nothing speaks against it
         return word if self.verdict.get("holds") is True else f"{FAILS}: {word}"
 
 
@@ -92,19 +95,13 @@ class CheckedSubmission:
 
 
 def submissions_in(paths: list[Path]) -> list[Path]:
-    """Return the submission folders among `paths` and one level below. Raises AutorlError: there is none."""
-    found = [
-        one
-        for path in paths
-        for one in (path, *(sorted(path.iterdir()) if path.is_dir() else ()))
-        if (one / FILE).is_file()
-    ]
+    """Return the submission folders among `paths` and one level below, also those that are closed to this user. Raises AutorlError:
+    there is none."""
+    several = [one for path in paths for one in (path, *(sorted(path.iterdir()) if path.is_dir() else ()))]
+    found = [one for one in several if os.path.isfile(one / FILE) or (one.is_dir() and not os.access(one, os.X_OK))]
     if not found:
-        raise AutorlError(
-            f"no folder with {FILE}",
-            where=paths[0],
-            next_step="give a submission's folder, or the folder above several",
-        )
+        advice = "give a submission's folder, or the folder above several"
+        raise AutorlError(f"no folder with {FILE}", where=paths[0], next_step=advice)
     return list(dict.fromkeys(found))
 
 

@@ -16,20 +16,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def check(request: pytest.FixtureRequest) -> Callable[[str, Any], None]:
-    """Holds a value against a golden file, or writes it."""
     write = bool(request.config.getoption("--write-golden", False))
     return lambda name, value: golden(name, value, write=write)
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """A folder with an empty root."""
     return Place(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    """The experiment that the test's parameter names."""
     name = request.param
     place = Place(tmp_path_factory.mktemp(name))
     folder = place.unpack("finished" if name == "damaged" else name)

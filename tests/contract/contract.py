@@ -68,13 +68,11 @@ class Place:
         return warm.run(["-m", "autorl_hpc", *map(str, arguments)], full, self.path, LIMIT_S)
 
     def facts(self, *arguments: str | Path, code: int = 0) -> Any:
-        """Run a command with `--json` and return what it printed."""
         done = self.run(*arguments, "--json")
         assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         return json.loads(done.stdout)
 
     def unpack(self, name: str) -> Path:
-        """Unpack a stored experiment into `runs/` and return its folder."""
         with tarfile.open(HERE / "experiments" / f"{name}.tar.xz") as packed:
             packed.extractall(self.path)
         return self.path / "runs" / name
@@ -184,7 +182,6 @@ def without_routes(value: Any, routes: dict[str, Any], where: str = "") -> Any:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a CSV file by column, numbers as numbers."""
 
     def read(text: str) -> Any:
         try:
@@ -200,25 +197,7 @@ class _Page(html.parser.HTMLParser):
     """Collects a page's visible text: a line a block, a line a table row with `|` between cells."""
 
     BLOCKS = frozenset(
-        [
-            "p",
-            "h1",
-            "h2",
-            "h3",
-            "h4",
-            "li",
-            "tr",
-            "caption",
-            "summary",
-            "figcaption",
-            "dt",
-            "dd",
-            "div",
-            "section",
-            "table",
-            "pre",
-            "title",
-        ]
+        "p h1 h2 h3 h4 li tr caption summary figcaption dt dd div section table pre title".split()  # noqa: SIM905
     )
     UNSEEN = frozenset({"script", "style", "svg"})
 
@@ -274,7 +253,6 @@ def split_text(lines: list[str]) -> tuple[str, str]:
 
 
 def listing(folder: Path) -> list[str]:
-    """Return all files of a folder by path."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 

@@ -19,7 +19,6 @@ Check = Callable[[str, Any], None]
 
 
 def masked(stored: Stored, value: Any) -> Any:
-    """The value without this machine's folders and the version."""
     return json.loads(stored.place.mask(json.dumps(value, ensure_ascii=False)))
 
 
@@ -31,7 +30,6 @@ def test_status(stored: Stored, check: Check) -> None:
 
 @each
 def test_verify(stored: Stored, check: Check) -> None:
-    """Each verdict, finding and note."""
     check(f"{stored.name}/verify.json", masked(stored, stored.verdicts))
 
 
@@ -53,7 +51,6 @@ def test_summary(stored: Stored, check: Check) -> None:
 
 @each
 def test_tables(stored: Stored, check: Check) -> None:
-    """Every row and column of the CSV files."""
     for name in ("leaderboard", "summary")[: 1 if stored.name == "damaged" else 2]:
         routes: dict[str, Any] = {}
         check(f"{stored.name}/{name}.csv.json", without_routes(rows(stored.folder / "report" / f"{name}.csv"), routes))

@@ -53,7 +53,6 @@ class Closed:
         return f"experiment/{self.run_id}"
 
     def command(self, bundle: Path, *more: str, root: Root | None = None) -> tuple[int, dict[str, Any]]:
-        """`rescore` as a user runs it."""
         place = str((root or self.elsewhere).path)
         done = self.cluster.run(
             "rescore", str(bundle), "--root", place, "--device", "cpu", "--json", *more, check=False
@@ -61,7 +60,6 @@ class Closed:
         return done.returncode, json.loads(done.stdout)
 
     def refused(self, bundle: Path, asked: RescoreOptions = RescoreOptions()) -> Rescored:  # noqa: B008
-        """What is found before anything is scored."""
         found = rescore_bundle(self.elsewhere, bundle, asked)
         assert found.problems and not found.compared and not found.holds
         return found

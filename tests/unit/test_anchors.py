@@ -37,7 +37,6 @@ def verdicts(place: Place, known: KnownHeads = KnownHeads()) -> dict[str, Verify
 
 
 def rewrite(place: Place) -> None:
-    """Another past, with everything in the account made to fit it."""
     place.alter(3, note="another past")
     place.chain_anew(4)
     report.refresh([place.path])
@@ -157,7 +156,7 @@ def test_key_files(tmp_path: Path) -> None:
         anchors.read_key_file(path)
     path.write_bytes(KEY + b"\n")
     path.chmod(0o640)
-    with pytest.raises(AutorlError, match="others may read"):
+    with pytest.raises(AutorlError, match="can be read by others"):
         anchors.read_key_file(path)
     path.chmod(0o600)
     assert anchors.read_key_file(path) == KEY

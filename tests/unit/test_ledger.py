@@ -27,7 +27,6 @@ from autorl_hpc.supervise.attempt_ledger import LedgerWriter, Superseded
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """An empty run."""
     made = RunDir(tmp_path / "run")
     made.ledger.mkdir(parents=True)
     made.record.write_text('{"run_id": "run"}\n')
@@ -44,7 +43,6 @@ def refused(number: int) -> Submission:
 
 @pytest.fixture
 def five(run: RunDir) -> RunDir:
-    """A run with five entries."""
     ledger = Ledger(run)
     for number in range(1, 6):
         assert ledger.append(EntryKind.ATTEMPT_STARTED, started(number), role="supervisor") is not None

@@ -39,7 +39,6 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(path: Path) -> tuple[Tree, TreeRun]:
-    """An experiment without frozen code, with one closed run."""
     tree = Tree(path)
     tree.experiment.code.rmdir()
     run = tree.finished(seed=0, solved=30)
@@ -117,13 +116,6 @@ def test_cut_tail_of_a_finished_run(tmp_path: Path, cut: int) -> None:
     ).unlink()  # without the mark it is a run that goes on, but for what outlives the cut
     outlived = "items/000002.report.jsonl.gz is there, and the ledger has no score by it: its last entries are missing"
     assert outlived in problems(tree.path)[run.dir.run_id]
-    for path in run.dir.items.iterdir():
-        path.unlink()
-    run.dir.sketches.mkdir()
-    (run.dir.sketches / "000003.v1").touch()
-    assert problems(run.dir.path)[run.dir.run_id][0].startswith(
-        "sketches/000003.v1 is there, and the ledger has no such"
-    )
 
 
 def test_a_score_that_a_grader_is_about_to_commit_is_no_cut(tmp_path: Path) -> None:
@@ -337,7 +329,6 @@ def test_another_budget_or_level_of_the_sandbox_is_a_note(tree: Tree) -> None:
 
 
 def as_another_user(look: Any) -> Any:
-    """What `look` returns to a user who is not root."""
     left, right = multiprocessing.Pipe()
 
     def inside() -> None:

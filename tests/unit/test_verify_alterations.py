@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import json
 import os
 import shutil
@@ -293,25 +291,6 @@ def test_a_merged_report_changed(place: Place) -> None:
         place.merged.write_bytes(true)
         place.edit(place.merged, runs=more)
         assert len(place.shared()) == 1
-
-
-def test_a_figure_changed_in_a_table(place: Place) -> None:
-    name = "leaderboard.csv"
-    path = place.experiment.report / name
-    true = path.read_text()
-    rows = list(csv.DictReader(io.StringIO(true)))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    path.write_text(out.getvalue())  # the same cells with other ends of lines
-    assert place.verdicts() == ([], [], [])
-    path.write_text(out.getvalue().replace(rows[0]["improvement"], "77", 1))
-    (problem,) = place.shared()
-    assert problem.startswith(f"report/{name} was altered: ") and "77" in problem
-    path.write_text(true + "x,1\n")
-    (place.experiment.report / "summary.csv").unlink()
-    assert len(place.shared()) == 2 and place.shared()[0] == "report/summary.csv is missing or can't be read"
 
 
 def test_a_report_of_a_run_that_goes_on_is_seen_in_part(tmp_path: Path) -> None:

@@ -40,12 +40,10 @@ RECIPE = Recipe(
 
 
 def sha(text: str) -> str:
-    """A hash to stand for anything."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def outcomes(n: int, solved: Sequence[int] | range) -> list[float]:
-    """1.0 for the items in `solved`, 0.0 for the others."""
     inside = set(solved)
     return [1.0 if i in inside else 0.0 for i in range(n)]
 
@@ -68,7 +66,6 @@ def evaluation(
 
 
 def save_items(path: Path, values: Sequence[float], clusters: Sequence[str] = ()) -> str:
-    """An items file; returns its sha256."""
     facts = [{"cluster": name} for name in clusters] or [{} for _ in values]
     rows = [
         ItemOutcome(id=f"q{i}", outcome=v, output_sha256=sha(f"{i}"), tokens=3, facts=facts[i])
@@ -78,7 +75,6 @@ def save_items(path: Path, values: Sequence[float], clusters: Sequence[str] = ()
 
 
 def write_items(path: Path, rows: Sequence[ItemOutcome]) -> str:
-    """The same of whole rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(items_bytes(rows))
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -105,7 +101,6 @@ class TreeRun:
         return Split.REPORT if self.science.protocol is Protocol.PAPER else Split.FEEDBACK
 
     def start(self, elapsed_s: float = 0.0, **hardware: Any) -> TreeRun:
-        """An attempt begins."""
         attempt = RunView.of(self.ledger.read()).attempt + 1
         started = AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w", **hardware)
         self.write(EntryKind.ATTEMPT_STARTED, started)
@@ -116,7 +111,6 @@ class TreeRun:
         return self
 
     def interrupt(self, elapsed_s: float, reason: str = "signal 15") -> TreeRun:
-        """The attempt ends without a seal."""
         attempt = RunView.of(self.ledger.read()).attempt
         self.write(EntryKind.ATTEMPT_ENDED, AttemptEnded(attempt=attempt, elapsed_s=elapsed_s, reason=reason))
         return self
@@ -135,7 +129,6 @@ class TreeRun:
         return number
 
     def score(self, number: int, values: Sequence[float] | None, engine: Engine = ENGINE, **more: Any) -> None:
-        """The feedback score of a submission."""
         submission = RunView.of(self.ledger.read()).submissions[number]
         if submission.is_base:
             found = self.tree.baseline(self.science, self.feedback_split).evaluation
@@ -149,7 +142,6 @@ class TreeRun:
         self.write(EntryKind.SCORE, Score(submission_id=number, evaluation=found, grader="g", generation=1))
 
     def refuse(self, at_s: float, message: str = "no config.json", **fields: Any) -> int:
-        """A refused submission."""
         self._number += 1
         usual = {
             "manifest_id": f"m{self._number}",
@@ -166,7 +158,6 @@ class TreeRun:
     def seal(
         self, elapsed_s: float = 600.0, ended_by: EndedBy = EndedBy.AGENT_EXIT, exit_code: int | None = 0, **fields: Any
     ) -> TreeRun:
-        """The agent's part ends."""
         view = RunView.of(self.ledger.read())
         fields = {"given_back_s": 0.0, "refused": len(view.refused()), "elapsed_s": elapsed_s, **fields}
         counted = tuple(s.submission_id for s in view.accepted())
@@ -203,13 +194,11 @@ class TreeRun:
         return self
 
     def clock(self, elapsed_s: float, given_back_s: float = 0.0) -> TreeRun:
-        """clock.json as the supervisor last wrote it."""
         body = Clock(attempt=1, elapsed_s=elapsed_s, given_back_s=given_back_s, host="h", pid=1)
         atomic.write_bytes(self.dir.clock, body.canonical() + b"\n")
         return self
 
     def write(self, kind: EntryKind, body: Any) -> None:
-        """One entry, by the real ledger."""
         assert self.ledger.append(kind, body, role="supervisor") is not None
 
 
@@ -236,7 +225,6 @@ class Tree:
         self.base_solved.setdefault(Split.REPORT, outcomes(self.n_report, range(self.n_report // 4)))
 
     def science(self, **changes: Any) -> Science:
-        """A run's scientific fields."""
         counts = {Split.FEEDBACK: self.n_feedback, Split.REPORT: self.n_report}
         fields: dict[str, Any] = {"task": "arithmetic", "agent": "sft", "driver": "none", "base_model": "org/tiny"}
         fields |= {"mode": "free", "seed": 0, "budget": Budget(wall_clock_s=1200), "protocol": self.protocol}
@@ -245,7 +233,6 @@ class Tree:
         return Science(**{**fields, "splits": splits, **changes})
 
     def metrics(self, split: Split, values: Sequence[float] | None) -> dict[str, Any]:
-        """What the grader writes beside a score of clustered items."""
         names = self.clusters.get(split)
         return {"metrics": {CLUSTERS: float(len(set(names)))}} if names and values is not None else {}
 
@@ -273,7 +260,6 @@ class Tree:
         return made
 
     def lay(self, science: Science, index: int, run_id: str | None = None) -> tuple[RunDir, RunRecord]:
-        """A run's folders and run.json."""
         run = self.experiment.run(run_id or science.run_id())
         for folder in (run.path, run.ledger, run.items, run.logs):
             folder.mkdir(exist_ok=True)
@@ -284,7 +270,6 @@ class Tree:
         return run, record
 
     def save(self) -> None:
-        """experiment.json."""
         spec = ExperimentSpec(
             name=self.path.name,
             matrix=Matrix(task=("arithmetic",), agent=("sft",), base_model=("org/tiny",)),
