@@ -91,7 +91,8 @@ class Versus(Record):
         of = over if over is not None else met[0] if len(met) == 1 else None
         wins = [one for one in met if one.p_holm is not None and one.p_holm < ALPHA]
         for_a = sum((one.difference or 0) > 0 for one in wins)
-        apart = f"of {len(met)} tasks A is better on {for_a} and B on {len(wins) - for_a} beyond noise (p by Holm below {ALPHA})"
+        counts = f"{self.a.name} is better in {for_a} and {self.b.name} in {len(wins) - for_a}"
+        apart = f"of {len(met)} comparisons {counts} beyond noise (p by Holm below {ALPHA})"
         if of is None or of.difference is None:
             return f"{apart[0].upper()}{apart[1:]}."
         better, other = (self.a.name, self.b.name) if of.difference > 0 else (self.b.name, self.a.name)
