@@ -46,8 +46,16 @@ class BestSoFar(NamedTuple):
 
 def curves(runs: Sequence[RunSummary]) -> tuple[Curve, ...]:
     """Return the four curves over counted runs. Each grid ends at the budget, or at the largest cost of a run."""
-    counted = [run for run in runs if run.counted]
-    return tuple(_curve(axis, counted) for axis in get_args(Axis))
+    counted, found = [run for run in runs if run.counted], []
+    for axis in get_args(Axis):
+        known = [one for one in (steps(run, axis) for run in counted) if one is not None]
+        top = max([0.0, *(run.budget_s for run in counted if axis == "time_s"), *(one.end for one in known)])
+        grid = [top * i / (GRID - 1) for i in range(GRID)]
+        if axis == "submissions":
+            grid = sorted({float(round(x)) for x in grid})
+        points = tuple(band(known, grid)) if known and top > 0 else ()
+        found.append(Curve(axis=axis, n=len(known), unknown=len(counted) - len(known), points=points))
+    return tuple(found)
 
 
 def steps(run: RunSummary, axis: Axis) -> BestSoFar | None:
@@ -61,18 +69,6 @@ def steps(run: RunSummary, axis: Axis) -> BestSoFar | None:
         return None
     found = [(places[number], score - base) for number, score in scored]
     return BestSoFar(found, max([end, *(x for x, _ in found)]))
-
-
-def _curve(axis: Axis, runs: Sequence[RunSummary]) -> Curve:
-    known = [one for one in (steps(run, axis) for run in runs) if one is not None]
-    top = max([0.0, *(run.budget_s for run in runs if axis == "time_s"), *(one.end for one in known)])
-    curve = Curve(axis=axis, n=len(known), unknown=len(runs) - len(known))
-    if not known or top <= 0:
-        return curve
-    grid = [top * i / (GRID - 1) for i in range(GRID)]
-    if axis == "submissions":
-        grid = sorted({float(round(x)) for x in grid})
-    return curve.model_copy(update={"points": tuple(band(known, grid))})
 
 
 def band(runs: Sequence[BestSoFar], grid: Sequence[float]) -> list[CurvePoint]:

@@ -216,6 +216,7 @@ class Drawn(NamedTuple):
 def drawn(figure: Figure, panel: Panel) -> Drawn:
     """Draw a panel above its legend. Call it inside `style`."""
     from matplotlib.figure import Figure as Drawing
+    from matplotlib.lines import Line2D
 
     rows = LINES_HEIGHT if panel.kind == "lines" else 1.0 + ROW_HEIGHT * max(2, len(panel.rows))
     picture = Drawing(figsize=(WIDTH, rows + LEGEND_HEIGHT * -(-len(figure.legend) // 2)), layout="constrained")
@@ -223,22 +224,23 @@ def drawn(figure: Figure, panel: Panel) -> Drawn:
     axis.set_title(panel.title, loc="left")
     axis.set_xlabel(panel.x_label)
     (_lines if panel.kind == "lines" else _forest)(axis, panel)
-    if figure.legend:
-        _legend(picture, figure)
+    handles = []
+    for text, place in figure.legend:
+        label = f" {text}" if text.startswith("_") else text  # matplotlib drops labels with a leading underscore
+        line = {"color": COLOURS[place % MAX_SERIES], "linestyle": DASHES[place % MAX_SERIES]}
+        handles.append(Line2D([], [], label=label[:LABEL_CHARACTERS], **line))
+    if handles:
+        picture.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, borderaxespad=0.1)
     png, svg = io.BytesIO(), io.BytesIO()
     picture.savefig(png, format="png", metadata={"Software": None}, pil_kwargs={"compress_level": 2})
     picture.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return Drawn(png.getvalue(), svg.getvalue(), _on_page(f"{figure.title}: {panel.title}", svg.getvalue().decode()))
-
-
-def _on_page(title: str, svg: str) -> str:
-    """Return a drawing as an `<svg>` element in the page's colours, without ids that other drawings have too."""
-    size, content = re.search(r'viewBox="([^"]+)"', svg), svg[svg.index("<defs>") : svg.rindex("</svg>")]
+    text = svg.getvalue().decode()  # on the page: in its colours, without ids that other drawings have too
+    box, content = re.search(r'viewBox="([^"]+)"', text), text[text.index("<defs>") : text.rindex("</svg>")]
     content = re.sub(r' id="[a-z0-9.]+_\d+"|<style.*?</style>', "", content, flags=re.DOTALL)
     for colour, name in ON_PAGE.items():
         content = content.replace(colour, name)
-    box = size[1] if size else ""
-    return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{html(title)}">{content}</svg>'
+    about = f'viewBox="{box[1] if box else ""}" role="img" aria-label="{html(f"{figure.title}: {panel.title}")}"'
+    return Drawn(png.getvalue(), svg.getvalue(), f'<svg class="chart" {about}>{content}</svg>')
 
 
 def _lines(axis: Any, panel: Panel) -> None:
@@ -269,17 +271,6 @@ def _forest(axis: Any, panel: Panel) -> None:
     axis.grid(axis="x", color=GRID, linewidth=0.5)
     axis.set_yticks(range(len(panel.rows)), [fill(spot.label, LABEL_CHARACTERS) for spot in panel.rows])
     axis.set_ylim(len(panel.rows) - 0.4, -0.6)  # from top to bottom, as in the table
-
-
-def _legend(picture: Any, figure: Figure) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = []
-    for text, place in figure.legend:
-        label = f" {text}" if text.startswith("_") else text  # matplotlib drops labels with a leading underscore
-        line = {"color": COLOURS[place % MAX_SERIES], "linestyle": DASHES[place % MAX_SERIES]}
-        handles.append(Line2D([], [], label=label[:LABEL_CHARACTERS], **line))
-    picture.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, borderaxespad=0.1)
 
 
 # --- files: PNG and SVG of every panel; the same numbers give the same bytes with one version of matplotlib

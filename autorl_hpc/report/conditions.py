@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from autorl_hpc.records import canonical_json
@@ -110,19 +110,16 @@ def _with_one_name(keys: Sequence[Comparable]) -> list[Comparable]:
 
 
 def _comparable(run: RunSummary) -> Comparable:
-    # how imported runs were measured is unknown, so two folders are not comparable, nor two scores of the base model
-    imported = run.imported is not None
-    base = run.baseline_report if imported else None
     same = {name: getattr(run, name) for name in Comparable.model_fields.keys() & RunSummary.model_fields.keys()}
     if weakened(run):  # the first attempt's: how a run went on must not move it to another leaderboard
         same |= {"sandbox": str(run.sandboxes[0].level), "network": str(run.sandboxes[0].network)}
-    return Comparable(
-        **{
-            **same,
-            "imported": f"{run.imported}, {run.site}" if imported and run.site is not None else run.imported,
-            "base_score": base.score if base is not None else None,
-        }
-    )
+    if (
+        run.imported is not None
+    ):  # how it was measured is unknown: two folders don't compare, nor two scores of the base model
+        base = run.baseline_report
+        same["imported"] = run.imported if run.site is None else f"{run.imported}, {run.site}"
+        same["base_score"] = None if base is None else base.score
+    return Comparable(**same)
 
 
 def weakened(run: RunSummary) -> bool:
@@ -174,12 +171,6 @@ TIME_NAMES = {
 }
 
 
-def limits_told(limits: Mapping[str, float]) -> str:
-    """Return a budget's limits besides time: `24 GPU-hours, 20 M tokens, 60 USD`; empty if there are none."""
-    names = [name for name in (*LIMIT_NAMES, "give_back_after_s", "grace_s") if name in limits]
-    return ", ".join(_limit(name, limits[name]) for name in names)
-
-
 def _limit(name: str, value: float | None) -> str:
     if name in TIME_NAMES:
         return f"{TIME_NAMES[name]} {'by default' if value is None else fmt.duration(value)}"
@@ -190,8 +181,9 @@ def _limit(name: str, value: float | None) -> str:
 
 
 def conditions_told(c: Conditions) -> str:
-    """Return all conditions in words."""
-    limits = limits_told(c.limits)
+    """Return all conditions in words, limits of the budget as `24 GPU-hours, 20 M tokens, 60 USD`."""
+    names = [name for name in (*LIMIT_NAMES, "give_back_after_s", "grace_s") if name in c.limits]
+    limits = ", ".join(_limit(name, c.limits[name]) for name in names)
     parts = [
         c.base_model,
         f"budget {fmt.duration(c.budget_s)}{', ' * bool(limits)}{limits}",

@@ -74,14 +74,9 @@ def _with_twins_named(runs: Sequence[RunSummary]) -> list[RunSummary]:
     """Return the runs with a doubt at each that shares what only one run can have with another."""
     found = []
     for run, twins in zip(runs, same_runs([run.marks for run in runs]), strict=True):
-        several = list(twins.items())
-        doubts = [
-            f"the same run twice: {', '.join(shared)} as {runs[twin].experiment}/{runs[twin].run_id}"
-            for twin, shared in several[:MAX_TWINS]
-        ]
-        if len(several) > MAX_TWINS:
-            doubts.append(f"the same run twice: and {len(several) - MAX_TWINS} more runs")
-        found.append(run if not doubts else in_doubt(run, doubts))
+        told = [f"{', '.join(shared)} as {runs[twin].experiment}/{runs[twin].run_id}" for twin, shared in twins.items()]
+        told[MAX_TWINS:] = [f"and {len(told) - MAX_TWINS} more runs"] if len(told) > MAX_TWINS else []
+        found.append(in_doubt(run, [f"the same run twice: {one}" for one in told]) if told else run)
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.records.entries import Evaluation, Fingerprint, Submission
+from autorl_hpc.records.entries import Evaluation, Submission
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.hidden_items import IN_WORKSPACE, NOTHING, Hidden, hidden_of
@@ -195,6 +195,8 @@ def points_of(view: RunView, intervals: Mapping[int, ScoreInterval]) -> tuple[Po
         if score is not None:
             evaluation = score.evaluation
             found = intervals.get(score.submission_id) or interval(evaluation)
+        known = view.fingerprint_of(submission) if evaluation is not None else None
+        texts = ("reason", "largest_tensor", "nearest_model", "exchanged_of")
         same = ("submission_id", "elapsed_s", "final", "is_base", "same_as")
         point = Point(
             **{name: getattr(submission, name) for name in same},
@@ -208,17 +210,11 @@ def points_of(view: RunView, intervals: Mapping[int, ScoreInterval]) -> tuple[Po
             note=_said(submission.note, hidden),
             fault=submission.fault if evaluation is None else evaluation.fault,
             reason=_reason(submission, evaluation, hidden),
-            fingerprint=_fingerprint(view, submission) if evaluation is not None else None,
+            fingerprint=known and known.model_copy(update={name: clean(getattr(known, name)) for name in texts}),
             contamination=None if look is None else shown_look(look, hidden),
         )
         points.append(point)
     return tuple(points)
-
-
-def _fingerprint(view: RunView, submission: Submission) -> Fingerprint | None:
-    known = view.fingerprint_of(submission)
-    names = ("reason", "largest_tensor", "nearest_model", "exchanged_of")
-    return known and known.model_copy(update={name: clean(getattr(known, name)) for name in names})
 
 
 def _said(text: str | None, hidden: Hidden) -> str | None:

@@ -91,7 +91,8 @@ class Versus(Record):
         of = over if over is not None else met[0] if len(met) == 1 else None
         wins = [one for one in met if one.p_holm is not None and one.p_holm < ALPHA]
         for_a = sum((one.difference or 0) > 0 for one in wins)
-        apart = f"of {len(met)} tasks A is better on {for_a} and B on {len(wins) - for_a} beyond noise (p by Holm below {ALPHA})"
+        counts = f"{self.a.name} is better in {for_a} and {self.b.name} in {len(wins) - for_a}"
+        apart = f"of {len(met)} comparisons {counts} beyond noise (p by Holm below {ALPHA})"
         if of is None or of.difference is None:
             return f"{apart[0].upper()}{apart[1:]}."
         better, other = (self.a.name, self.b.name) if of.difference > 0 else (self.b.name, self.a.name)
@@ -125,7 +126,9 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
         proven = board.conditions.imported is None  # no tests on scores that can't be checked
         tasks += [_task(number, key, sides, tested=proven) for key, sides in sorted(strata.items())]
         if proven:
-            several = _ambiguous(strata)
+            # tasks on which both sides share several groups (recipes or splits): none of these represents the task
+            shared = Counter(task for task, _ in {(key.task, key.group) for key, both in strata.items() if all(both)})
+            several = {task for task, count in shared.items() if count > 1}
             ambiguous |= several
             over += _over(number, board.conditions, strata, several)
     holm = statistics.holm_by({place: one.p_value for place, one in enumerate(tasks)})
@@ -225,12 +228,6 @@ def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tes
         **(statistics.compared(a, b) if tested else statistics.AgentTest())._asdict(),
         probability_of_improvement=statistics.probability_of_improvement(a, b) if tested and a and b else None,
     )
-
-
-def _ambiguous(strata: Strata) -> set[str]:
-    """Return tasks on which both sides share several groups (recipes or splits): none of these represents the task."""
-    shared = {(key.task, key.group) for key, (a, b) in strata.items() if a and b}
-    return {task for task, count in Counter(task for task, _ in shared).items() if count > 1}
 
 
 def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[str]) -> list[VersusAll]:

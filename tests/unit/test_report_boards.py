@@ -145,15 +145,8 @@ def test_the_papers_rates_by_cell_and_results_by_level(make: Make) -> None:
 def test_summary_csv_has_the_process_metrics(make: Make) -> None:
     metrics = ReferenceMetrics(valid_submission_rate=0.5, time_to_best=60.0, rollbacks=2, time_used_ratio=0.9)
     (mine,) = csv.DictReader(io.StringIO(tables.as_csv(report([make(story=Story(metrics=metrics), level=3)]))))
-    names = (
-        "level",
-        "valid_submission_rate",
-        "time_to_best",
-        "rollbacks",
-        "time_used_ratio",
-        "time_to_first_improvement",
-    )
-    assert [mine[name] for name in names] == ["3", "0.5", "60.0", "2", "0.9", ""]
+    wanted = {"level": "3", "valid_submission_rate": "0.5", "time_to_best": "60.0", "time_to_first_improvement": ""}
+    assert wanted.items() <= mine.items() and (mine["rollbacks"], mine["time_used_ratio"]) == ("2", "0.9")
 
 
 def row(board: Board, agent: str, mode: str = "free") -> BoardRow:
@@ -563,15 +556,6 @@ def test_leaderboard_csv(make: Make) -> None:
     assert rows[0]["gpus"] == "" and rows[0]["network"] == merged.runs[0].network
 
 
-def test_published_results_stand_apart(make: Make) -> None:
-    merged = report([make(g) for g in (1.0, 2.0, 4.0)])
-    beside = merged.model_copy(update={"paper": read_paper()})
-    assert beside.boards == merged.boards and beside.groups == merged.groups
-    page, plain_page = pages.index_html(beside, {}), pages.index_html(merged, {})
-    assert "another protocol and engine" in page and "93.28" in page and "93.28" not in plain_page
-    assert "93.28" in pages.index_md(beside) and "in no statistic" in pages.index_md(beside)
-
-
 # --- in words
 
 
@@ -683,8 +667,15 @@ def test_the_papers_tables_with_several_figures_a_cell(make: Make, tmp_path: Pat
     costs = found["Table 21"].rows[0].cells
     sums = [sum(float(cell[place] or 0) for cell in costs[:-1] if cell) for place in range(4)]
     assert sums == [15200, 1467000, 290000000, 774] and costs[-1] == (36000, 1467000, 290000000, 796)
-    merged = report([make()]).model_copy(update={"paper": paper})
+    plain = report([make()])
+    merged = plain.model_copy(update={"paper": paper})
     page = pages.write_merged(merged, [tmp_path], tmp_path / "out").read_text()
+    assert (
+        merged.boards == plain.boards
+        and "another protocol and engine" in page
+        and "in no statistic" in pages.index_md(merged)
+    )
+    assert "93.28" in page and "93.28" in pages.index_md(merged) and "93.28" not in pages.index_html(plain, {})
     assert "11.12 / 16.5 / 38.0 / 55.0 / 70.0" in page and "1.89 / 4.56 / 5.7" in page and "0.12 / \N{EN DASH}" in page
     with pytest.raises(ValueError, match="2 figures for the 3"):
         PaperTable.model_validate(

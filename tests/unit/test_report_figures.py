@@ -61,6 +61,7 @@ def test_figures_stand_in_json_csv_and_on_the_runs_pages(tree: Tree) -> None:
     assert rows["1"]["report.average_reward"] == ""
 
     folder = tree.path / run["run_id"] / "report"
+    assert Figures().rows() == [] and "Further figures" in (folder / "run.md").read_text()
     numbers = [figure(found[column]["average_reward"]) for column in COLUMNS]
     assert len(set(numbers)) >= 3, "the test could not tell them apart"
     (line,) = [line for line in (folder / "run.md").read_text().splitlines() if "reward" in line]
@@ -68,15 +69,6 @@ def test_figures_stand_in_json_csv_and_on_the_runs_pages(tree: Tree) -> None:
     page = (folder / "run.html").read_text()
     row = page[page.index("<td>average_reward</td>") :].split("</tr>")[0]
     assert re.findall(r'<td class="n">([^<]*)</td>', row) == numbers
-
-
-def test_a_task_without_figures_has_no_table(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    tree.finished(seed=0, solved=45)
-    (run,) = reported(tree)
-    assert Figures.model_validate(run["figures"]).rows() == []
-    for name in ("run.md", "run.html"):
-        assert "Further figures" not in (tree.path / run["run_id"] / "report" / name).read_text()
 
 
 def test_the_ring_of_a_checkpoint_at_the_beginning_covers_no_label(tmp_path: Path) -> None:

@@ -50,6 +50,33 @@ def test_agent_against_agent(runs: Path) -> None:
     )
 
 
+def test_it_begins_with_a_verdict_and_a_chart(runs: Path, tmp_path: Path) -> None:
+    tree = Tree(runs / "three")
+    solved_by = (
+        ("high", (60, 61, 62)),
+        ("low", (30, 31, 32)),
+        ("few", (50,)),
+        ("wide", (20, 40, 60)),
+        ("open", (40, 41)),
+    )
+    for agent, solved in solved_by:
+        for seed, count in enumerate(solved):
+            tree.finished(seed=seed, solved=count, agent=agent, task="other" if agent == "open" else "arithmetic")
+    merged = report.build([runs])
+    for a, b, words in (
+        ("low", "high", "high is better than low on arithmetic by 30.0 points, more than noise (p 0.002)."),
+        ("wide", "low", "wide and low are not told apart on arithmetic: 9.0 points"),
+        ("few", "low", "few gained 19.0 points more than low on arithmetic; too few runs"),
+        ("open", "low", "open and low can't be compared: they never met"),
+        ("two", "one", "Of 2 comparisons two is better in 0 and one in 0 beyond noise"),
+    ):
+        assert words in report.compare(merged, a, b).verdict(), (a, b)
+    done = CliRunner().invoke(app, ["report", str(runs), "--compare", "low", "high", "--out", str(tmp_path / "out")])
+    assert done.stdout.startswith("high is better than low")
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert page.index("high is better than low") < page.index('<svg class="chart"') < page.index("Task by task")
+
+
 def test_experiments_meet_agent_by_agent(runs: Path) -> None:
     merged = report.build([runs])
     for a, b in (("two", "one"), (str(runs / "two"), str(runs / "one"))):
