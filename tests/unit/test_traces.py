@@ -35,6 +35,8 @@ EXPECTED: dict[str, tuple[Any, ...]] = {
     # t-1: the last total, 30000 and 200, not the sum with 24763; t-2 told none. Calls are not told.
     # Tools: item_1, item_2 (failed), item_3, item_4 (failed), and item_0 of the resumed process. Errors: item_5, `error`.
     "codex.log": (30000, 200, 29000, None, None, 5, 2, 2),
+    # By Codex 0.30's protocol: the last of two totals; call_3 returned 1, call_4's server was gone. Error: the stream's.
+    "codex_old.log": (12000, 180, 10000, None, None, 4, 2, 1),
     # In 8000 + 2500; out (9000 - 8000) + (3000 - 2500), thoughts among it: a resumed session begins anew.
     "gemini_cli.log": (10500, 1500, 7000, None, None, 2, 1, 1),
     # 900 + 1000 + 1100 + 1200; three commands, of which one failed. Errors: a 500 that was waited out, an answer without a command.
