@@ -490,17 +490,6 @@ def test_parallel_tools_and_sessions() -> None:
     assert add_up(events).driver_spans == ((5.0, 10.0), (15.0, 60.0))
 
 
-def test_tokens_and_cost_over_time() -> None:
-    events = [
-        event("usage", 10.0, tokens_in=100, tokens_out=5, cost_usd=0.5),
-        event("usage", 30.0, tokens_in=200, tokens_out=10, cost_usd=0.25),
-        event("usage", 40.0, tokens_in=300, tokens_out=100, cost_usd=1.0, is_total=True),
-    ]
-    totals = add_up(events)
-    assert [totals.tokens_at(s) for s in (9.9, 10.0, 29.0, 30.0, 39.0, 40.0, 1e6)] == [0, 105, 105, 315, 315, 400, 400]
-    assert [totals.cost_at(s) for s in (0.0, 10.0, 35.0, 50.0)] == [0.0, 0.5, 0.75, 1.0]
-
-
 def test_what_could_not_be_written_is_written_later(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
     recorder = run.recorder()
