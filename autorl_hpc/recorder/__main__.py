@@ -3,8 +3,7 @@
 import os
 import sys
 
-NICE = 5
-"""Lower priority than the agent, which starts at the same time, but not so low that busy cores would starve the recorder."""
+NICE = 5  # lower priority than the agent, which starts at the same time, but not so low that busy cores would starve the recorder
 
 if __name__ == "__main__":
     try:

@@ -59,11 +59,11 @@ SOURCE_SUFFIXES = (
     *(".go", ".js", ".mjs", ".ts", ".jl", ".r", ".lua", ".pl", ".rb", ".java", ".sql", ".patch", ".diff", ".sbatch"),
 )
 SOURCE_NAMES = {"makefile", "dockerfile", "justfile", "readme", "license"}
+# Created by programs, usually. Only sources directly in these folders are stored.
 LEFT_OUT_FOLDERS = {
     *("__pycache__", "node_modules", "site-packages", ".hg", ".svn", ".venv", "venv", ".conda", ".tox", ".nox"),
     *(".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".eggs"),
 }
-"""Created by programs, usually. Only sources directly in these folders are stored."""
 
 KEYS_FILE = ".env"
 COMPILED = (".pyc", ".pyo")
@@ -211,9 +211,7 @@ BY_HASH = b"by-hash/"
 """Folder for large and binary files: a small JSON file with size and hash, under the same path. No file of an agent can be in
 it."""
 
-Files = dict[bytes, tuple[int, str]]
-"""Mode and object id by path."""
-
+Files = dict[bytes, tuple[int, str]]  # mode and object id by path
 AUTHOR = "autorl-hpc recorder <recorder@localhost>"
 CONFIG = (
     b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"

@@ -37,7 +37,6 @@ from autorl_hpc.records.base import printable
 # --- threads: one for each watch, so that a watch that fails or hangs stops no other
 
 log = logging.getLogger("autorl_hpc.recorder")
-
 REST_FACTOR, LONGEST_REST_S = 20.0, 30.0
 """Each look is followed by a pause of this many times its length, so that no watch takes more than a twentieth of a core or of a
 file server's time, whatever a workspace holds."""
@@ -233,12 +232,9 @@ def _serve(
         if "ping" in value:
             _say({"pong": value["ping"]})
         if "ask" in value:
-            asks.put(Ask(value["submission_id"], functools.partial(_answer, value["ask"])))
+            answer = functools.partial(lambda number, found: _say({"answer": number, "revision": found}), value["ask"])
+            asks.put(Ask(value["submission_id"], answer))
             lookers["revisions"].wake()
-
-
-def _answer(number: int, revision: str | None) -> None:
-    _say({"answer": number, "revision": revision})
 
 
 def _close(lookers: dict[str, Looker]) -> str | None:

@@ -34,6 +34,7 @@ from autorl_hpc.records.recorded import TrainingPoint
 # --- which trainer logged a step, by the names of its figures. Checked by running each trainer of trl 1.16.0 and transformers 5.24.0
 # (tests/unit/recorded_logs); PPO by the names of trl 0.12 to 0.29, ORPO and CPO by their code. Names don't distinguish RLOO from GRPO.
 
+# fields of TrainingPoint and the names that trainers use for them; the first name found counts
 FIELDS: dict[str, tuple[str, ...]] = {
     "step": ("step", "global_step", "training/global_step", "iteration", "iter", "steps", "it", "update"),
     "epoch": ("epoch", "ep"),
@@ -52,8 +53,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "learning_rate": ("learning_rate", "lr", "actor_lr", "actor/lr", "train/lr", "act_lr"),
     "grad_norm": ("grad_norm", "gradient_norm", "actor/grad_norm", "train/grad_norm", "actor_grad_norm"),
 }
-"""Fields of TrainingPoint and the names that trainers use for them; the first name found counts."""
 
+# names that must all be there, a beginning that some name must have, and the trainer; the first match counts
 TRAINERS: tuple[tuple[str, str, str], ...] = (
     ("log_odds_ratio nll_loss rewards/chosen", "", "ORPOTrainer"),
     ("nll_loss rewards/chosen", "", "CPOTrainer"),
@@ -68,7 +69,6 @@ TRAINERS: tuple[tuple[str, str, str], ...] = (
     ("loss grad_norm", "", "Trainer"),
     ("loss learning_rate", "", "Trainer"),
 )
-"""Names that must all be there, a beginning that some name must have, and the trainer; the first match counts."""
 
 SAME = {
     **dict.fromkeys(("loss/policy_avg", "actor_loss", "pg_loss", "actor/pg_loss", "act_loss"), "policy_loss"),
@@ -112,6 +112,7 @@ EVALUATED = re.compile(
 _NAME = rf"(?P<name>(?:(?:{_EVALUATION}|best|min)[ -])?"
 _VALUE = r"(?P<value>[+-]?(?:\d{1,40}(?:\.\d{0,40})?(?:e[+-]?\d{1,4})?|nan|inf))(?![\w.]*[A-Za-z_(])"
 
+# Lines of names and numbers; the first style that a line has counts. A notebook's table has the training loss without a name.
 STYLES: tuple[tuple[str, str, str], ...] = (
     # (style, what a line has, with its step or epoch if these have no names; names and numbers in it)
     ("torchtune's bar", r"(?P<epoch>\d+)\|(?P<step>\d+)\|loss: ", r"\|(?P<name>loss): " + _VALUE),
@@ -124,7 +125,6 @@ STYLES: tuple[tuple[str, str, str], ...] = (
         _NAME + r"[a-z][\w/@.-]{0,60})[\]')\"]{0,2}(?:\s{0,6}[:=]\s{0,6}|\s{1,6})[\[(]?" + _VALUE,
     ),
 )
-"""Lines of names and numbers; the first style that a line has counts. A notebook's table has the training loss without a name."""
 
 _STYLES = tuple((re.compile(line, re.I), re.compile(pair, re.I)) for _, line, pair in STYLES)
 MAX_LINE_CHARS = 20_000
@@ -192,7 +192,11 @@ def _by_style(line: str) -> LoggedStep | None:
 def _flat(text: str) -> dict[object, object]:
     """Return a dictionary in a text, what is in an inner one at its own names."""
     found: dict[object, object] = {}
-    for name, value in _literal(_BARE.sub(r"'\g<0>'", text.replace('\\"', '"'))).items():
+    try:
+        literal = ast.literal_eval(_BARE.sub(r"'\g<0>'", text.replace('\\"', '"')))
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return found
+    for name, value in literal.items() if isinstance(literal, dict) else ():
         found |= value if isinstance(value, dict) else {name: value}
     return found
 
@@ -229,14 +233,6 @@ def number_of(value: object) -> float | None:
     if isinstance(value, str) and (_NUMBER.fullmatch(value) or _NOT_FINITE.fullmatch(value)):
         return float(value)
     return None
-
-
-def _literal(text: str) -> dict[object, object]:
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 MAX_BYTES = 64 * 2**20  # holds some hundred thousand steps
@@ -357,10 +353,12 @@ class Trainings:
         if fd is not None:
             with os.fdopen(fd, "rb"):
                 self._read_text(fd, self._output, "agent.log", now, deadline, last)
-        for parts, file in open_files(self.sweep.workspace, _taken(self._due)) if self._due else ():
+        for parts in list(self._due):
+            del self._due[parts]
             source = cut(printable("/".join(parts)), 300)
-            if self._read_text(file.fileno(), self._logs[parts], source, now, deadline, last):
-                self._due[parts] = None  # it grows; behind the others, because a look may be cut short
+            for _, file in open_files(self.sweep.workspace, [parts]):
+                if self._read_text(file.fileno(), self._logs[parts], source, now, deadline, last):
+                    self._due[parts] = None  # it grows; behind the others, because a look may be cut short
             if time.monotonic() >= deadline:
                 return
 
@@ -379,12 +377,6 @@ class Trainings:
                     self.points.add(step, source, now)
             if log.offset == before or time.monotonic() >= deadline:
                 return log.offset != begin
-
-
-def _taken(waiting: dict[Parts, None]) -> Iterator[Parts]:
-    for parts in list(waiting):
-        del waiting[parts]
-        yield parts
 
 
 # --- times of the agent's output: stamps of its log's size. The agent writes to the log directly, so nothing slows it.

@@ -113,7 +113,8 @@ class Gpus:
             return None
         if self._clock() - self._measured_at > LATE_S:
             return tuple(GpuSample(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in self._latest)
-        return tuple(gpu.model_copy(update={"used_share": _mean(busy[gpu.uuid])}) for gpu in self._latest)
+        means = {uuid: round(sum(shares) / len(shares), 4) for uuid, shares in busy.items() if shares}
+        return tuple(gpu.model_copy(update={"used_share": means.get(gpu.uuid)}) for gpu in self._latest)
 
     def _begin(self) -> list[Device]:
         try:
@@ -134,7 +135,10 @@ class Gpus:
         memory = self._ask(device, "nvmlDeviceGetMemoryInfo") if memory is None else memory
         power_mw = None if device.is_slice else self._ask(device, "nvmlDeviceGetPowerUsage")
         if not device.is_slice:  # NVML has no use of a MIG slice
-            self._busy[device.uuid] = (self._busy[device.uuid] + self._shares(device))[-MAX_BUSY:]
+            self._busy[device.uuid] = [
+                *self._busy[device.uuid],
+                *(min(1.0, max(0.0, share)) for share in self._shares(device)),
+            ][-MAX_BUSY:]
         return GpuSample(
             **{"index": device.index, "uuid": device.uuid, "name": _text(self._ask(device, "nvmlDeviceGetName") or "")},
             memory_bytes=None if memory is None else int(memory.used),
@@ -151,11 +155,11 @@ class Gpus:
             if fresh:
                 self._seen_us[device.uuid] = max(sample.timeStamp for sample in fresh)
                 # The first call also returns samples from before the agent began.
-                return [_share(sample.sampleValue.uiVal) for sample in (fresh if seen_us else fresh[-1:])]
+                return [sample.sampleValue.uiVal / 100 for sample in (fresh if seen_us else fresh[-1:])]
         except (self._nvml.NVMLError, AttributeError):
             pass  # not every GPU stores samples
         rates = self._ask(device, "nvmlDeviceGetUtilizationRates")
-        return [] if rates is None else [_share(rates.gpu)]
+        return [] if rates is None else [rates.gpu / 100]
 
     def _ask(self, device: Device, function: str, *arguments: Any) -> Any | None:
         try:
@@ -201,14 +205,6 @@ def _all_devices(nvml: Any) -> list[Device]:
                     part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
                     found.append(Device(index, _text(nvml.nvmlDeviceGetUUID(part)), part, is_slice=True))
     return found
-
-
-def _mean(values: list[float]) -> float | None:
-    return round(sum(values) / len(values), 4) if values else None
-
-
-def _share(percent: int) -> float:
-    return min(1.0, max(0.0, percent / 100))
 
 
 def _text(value: str | bytes) -> str:

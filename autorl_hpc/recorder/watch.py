@@ -17,8 +17,7 @@ from autorl_hpc.records.base import Strict
 if TYPE_CHECKING:
     from autorl_hpc.records.recorded import Seen
 
-Parts = tuple[str, ...]
-"""A path below the workspace."""
+Parts = tuple[str, ...]  # A path below the workspace
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,6 @@ MAX_WAITING = 200_000  # limit of folders still to be walked, and of files with 
 MAX_DEPTH = 64
 # Why a walk skips something; the size is then unknown.
 CLOSED, TOO_DEEP, TOO_MANY = "folders_closed", "folders_too_deep", "folders_too_many"
-
 Visitor = Callable[[Parts, os.stat_result], None]
 
 

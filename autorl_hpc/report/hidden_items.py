@@ -16,26 +16,24 @@ from autorl_hpc.report.format import clean
 IN_FILE = "(not shown: held-out items were found in this file)"
 IN_WORKSPACE = "(not shown: held-out items were found in the workspace)"
 NAME = "(name not shown: held-out items were found in names of files)"
-
 NAMES = "./"  # the ledger's name for items in names of files and folders, and in link targets
 CODE_FOLDER = "code/"
-
 LONGEST_SURE_NAME = 140
 """Names are cut at several lengths, all longer than this. A longer or escaped name may be written differently where it would
 have to be hidden; then everything is hidden."""
 
+# places of lines that the report itself wrote
 _OWN = re.compile(
     r"ledger(: (fingerprint|submission|fingerprint of submission|contamination|sealed)( \d{1,9})?| entry \d{1,9})?"
     r"|(report|feedback) split|training logs?(, ledger)?"
 )
-"""Places of lines that the report itself wrote."""
 
 _OWN_PLACE = re.compile(r"process at \d{1,12} s|agent\.log, byte \d{1,18}")
-_UNSEEN = re.compile(r"process(?: at |\Z)|.*#inline\.py|:|\Z")
-"""Places of words from a command line, which no look has checked."""
-
+_UNSEEN = re.compile(
+    r"process(?: at |\Z)|.*#inline\.py|:|\Z"
+)  # places of words from a command line, which no look has checked
+# A number, a word or a model's name: too short to be a held-out text (eight words or more)
 _PLAIN = re.compile(r"[A-Za-z0-9_.+\-/]{1,32}")
-"""A number, a word or a model's name: too short to be a held-out text (eight words or more)."""
 
 
 @dataclass(frozen=True)

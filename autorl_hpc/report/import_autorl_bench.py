@@ -35,9 +35,8 @@ SCORES, META, RESULTS = "scores.json", "run_meta.json", "results.csv"
 LOGS = ("run.log", "agent.log")
 OURS = ("submissions", "results", "run.json")  # names in our own workspaces, which have a run_meta.json too
 RECORDS = ("run.json", "experiment.json")
+# required columns of results.csv; without them it is another table
 COLUMNS = frozenset({"run_id", "task", "agent", "baseline", "best_score", "submissions", "workspace"})
-"""Required columns of results.csv; without them it is another table."""
-
 DEPTH = 5  # levels searched: `bench/autorl_bench/workspace/<task>/<run>`
 MAX_FOLDERS = 20_000  # bound on folders searched; a home directory passed by mistake has millions
 MAX_ROWS, MAX_SUBMISSIONS = 100_000, 10_000

@@ -154,7 +154,6 @@ class Bases:
         return found[0] if len(found) == 1 else None
 
     def items_path(self, baseline: Baseline) -> Path:
-        """Return the path of its items file."""
         return self.folder / f"{baseline.key}.items.jsonl.gz"
 
 
@@ -194,7 +193,6 @@ class Items:
 
     @property
     def binary(self) -> bool:
-        """Return whether every outcome is 0 or 1."""
         return set(self.outcomes) <= {0.0, 1.0}
 
 
@@ -251,14 +249,11 @@ def _clusters(ids: Sequence[str], named: Sequence[object]) -> tuple[str, ...] | 
 
 # --- what qualifies a score: sandbox, fingerprints, contamination
 
+# sandbox levels without protection: the agent could have read the items that it is scored on
 NEVER_RANKS = (str(SandboxLevel.NONE),)
-"""Sandbox levels without protection: the agent could have read the items that it is scored on."""
-
+# flags of the selected checkpoint that exclude a run from ranking: the agent did not make the model that was scored
 UNRANKING = ("untrained_copy", "foreign_weights")
-"""Flags of the selected checkpoint that exclude a run from ranking: the agent did not make the model that was scored."""
-
-IN_DOUBT = "in doubt: "
-"""Begins the notes on `RunSummary.doubts`."""
+IN_DOUBT = "in doubt: "  # begins the notes on `RunSummary.doubts`
 
 UNSEEN = (
     "What a model memorised, or was distilled from others who know the items, leaves no text in a workspace: this look can't "
@@ -302,13 +297,11 @@ def worst_found(looks: Iterable[Contamination]) -> tuple[Found, ...]:
 
 
 def looks(run: RunSummary) -> list[Contamination]:
-    """Return all looks at a run's workspace, in order."""
     found = [point.contamination for point in run.trajectory]
     return [look for look in (*found, run.contamination_end) if look is not None]
 
 
 def selected_fingerprint(run: RunSummary) -> Fingerprint | None:
-    """Return the fingerprint of the selected checkpoint, or None."""
     return next((p.fingerprint for p in run.trajectory if p.submission_id == run.selected), None)
 
 
@@ -327,18 +320,16 @@ def in_doubt(run: RunSummary, doubts: Sequence[str]) -> RunSummary:
 
 # --- the same run twice: what only one run can have, and weights that came with the agent
 
+# two models that answer everything rightly, or with one text, may agree word for word; with three different wrong texts hardly
 MIN_WRONG_TEXTS = 3
-"""Two models that answer everything rightly, or with one text, may agree word for word; with three different wrong texts hardly."""
 SAME_SHARE, MIN_LONG, LONG_TOKENS, MAX_LONG = 0.95, 20, 32, 100
 """Share of equal texts that two runs don't reach, among wrong answers of so many tokens that are not the base model's, of which there are
 so many different ones; and the most that are compared. Of short answers two honest seeds share 99 % (arithmetic, SFT: 244 of 246)."""
-MIN_TIMES = 2
-"""Measured times that two runs must share: among thousands of runs one time may be equal to the nanosecond by chance."""
+MIN_TIMES = 2  # measured times that two runs must share: among thousands of runs one time may be equal to the nanosecond by chance
 LEAST_TIME_S = 0.1
 MAX_TIMES = 24
+# A container numbers its processes from 1 at each start, so its two runs of one machine may share a small pid
 CONTAINER_PIDS = 1000
-"""A container numbers its processes from 1 at each start, so its two runs of one machine may share a small pid."""
-
 Marks = Mapping[str, Sequence[str]]
 MARKS = {
     "weights": "the same weights",

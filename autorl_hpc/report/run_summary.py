@@ -88,7 +88,6 @@ class _Digest:
         """The submission that the run was closed with; None for the base model or if not closed."""
 
     def summary(self) -> RunSummary:
-        """Return the whole summary."""
         view, science, record = self.view, self.science, self.record
         closed, sealed = self.closed, self.sealed
         feedback_base = self._as_closed(self._base(self.feedback_split))

@@ -43,8 +43,8 @@ from autorl_hpc.states import JobState, RunState
 # --- jobs of an experiment: local processes, or what the scheduler reports
 
 LOOK_S = 10.0  # seconds between queries of the scheduler; the watcher queries as often
+# slurm's reasons for waiting that need no action
 ORDINARY = {None, "Priority", "Resources", "Dependency", "JobArrayTaskLimit", "BeginTime", "None", "Prolog", "Cleaning"}
-"""Slurm's reasons for waiting that need no action."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,6 @@ def _stuck(alive: list[ListedJob]) -> str | None:
 
 Row = dict[str, Any]
 Facts = dict[str, Any]
-
 NO_GRADER = "no grader is left: `autorl-hpc launch` with the same file starts one"
 SILENT_S = 300.0  # many times the period of a heartbeat, and more than two clocks differ by
 BASELINE = "b"  # first letter of the names of base models' queue entries
@@ -331,9 +330,8 @@ REFRESH_S = 1.0
 GAP = 2  # spaces between columns
 SCANNED_BYTES = 1 << 20  # of an agent's log, for its last error
 LEAST_BODY = 4  # lines for an experiment's runs, if there are any more experiments
+# order in which runs are shown if not all fit; those that need attention come first in each
 ORDER = ("running", "closing", "interrupted", "damaged", "queued", "finished")
-"""Order in which runs are shown if not all fit; those that need attention come first in each."""
-
 COLOURS = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}
 
 
@@ -454,7 +452,9 @@ HEADS = ("state", "left", "subs", "wait", "best", "report")
 
 def _cells(row: Row) -> tuple[str, ...]:
     counts = (str(row.get(name) or "") for name in ("accepted", "waiting"))
-    return (row["state"], _time(row), *counts, _score(row.get("best_feedback")), _report(row))
+    best, report = ("" if (value := row.get(name)) is None else f"{value:.1f}" for name in ("best_feedback", "report"))
+    kept = bool(report) and row.get("selected") is None  # the base model: no score of the run's, as in the reports
+    return (row["state"], _time(row), *counts, best, UNKNOWN if kept else report)
 
 
 def _lines_of(row: Row, apart: bool) -> int:
@@ -474,16 +474,6 @@ def _time(row: Row) -> str:
         return ""
     seconds = int(row["left_s"])
     return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-
-
-def _score(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
-
-
-def _report(row: Row) -> str:
-    """Return the selected checkpoint's score; none for a run that kept the base model, as in the reports."""
-    kept = row.get("report") is not None and row.get("selected") is None
-    return UNKNOWN if kept else _score(row.get("report"))
 
 
 def show(facts: list[Facts]) -> None:

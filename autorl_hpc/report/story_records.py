@@ -35,11 +35,9 @@ class Setting(Strict):
     source: RouteSource | None = Field(None, description="Null: a literal in code, a command line or a configuration.")
 
 
+# key in a story's versions: the version that the agent's program printed at the start of each attempt
 AGENT_PROGRAM = "agent's program"
-"""Key in a story's versions: the version that the agent's program printed at the start of each attempt."""
-
-CHANGED = ", then "
-"""Separates the versions of a run's attempts."""
+CHANGED = ", then "  # separates the versions of a run's attempts
 
 
 class RouteTold(Strict):
@@ -53,7 +51,6 @@ class RouteTold(Strict):
     disputed: str | None = Field(None, description="Plan and execution disagree: what each says.")
 
     def short(self) -> RouteTold:
-        """Return the route without evidence."""
         return RouteTold(planned=self.planned, executed=self.executed, source=self.source)
 
 
@@ -83,7 +80,6 @@ class Failure(Strict):
     evidence: tuple[EvidenceLine, ...] = ()
 
     def short(self) -> Failure:
-        """Return the failure without evidence."""
         return Failure(kind=self.kind)
 
 

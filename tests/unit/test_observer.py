@@ -297,18 +297,16 @@ TRAINER_CLASSES = {
 }  # fmt: skip
 
 
-def names_in(source: str) -> set[str]:
-    """Return the functions and classes of a module, methods as Class.method."""
-    found = set()
+def names_in(source: str) -> dict[str, list[str]]:
+    """Return the functions and classes of a module with their arguments, methods as Class.method."""
+    found: dict[str, list[str]] = {}
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            found |= {
-                f"{node.name}.{each.name}"
-                for each in node.body
-                if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
-            }
+        inside = node.body if isinstance(node, ast.ClassDef) else []
+        for prefix, each in [("", node), *((f"{getattr(node, 'name', '')}.", one) for one in inside)]:
+            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                found[prefix + each.name] = [one.arg for one in (*each.args.posonlyargs, *each.args.args)] + [""] * 9
+            elif isinstance(each, ast.ClassDef):
+                found[prefix + each.name] = []
     return found
 
 
@@ -336,17 +334,100 @@ def sources(library: str, folder: Path) -> dict[str, str]:
 @pytest.mark.soak
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_names_that_are_hooked_are_in_the_library(library: str, tmp_path: Path) -> None:
-    """A renamed class would end what is seen of a library, without any error."""
-    read = "import autorl_observer as o, json; print(json.dumps([list(each[1:]) for each in o.PLACES]))"
+    """A renamed class, or an argument at another place, would end what is seen of a library, without any error."""
+    of_logs = "(each[0].args if getattr(each[0], 'func', None) is o.logs else ())"
+    read = f"import autorl_observer as o, json; print(json.dumps([[*each[1:], *{of_logs}] for each in o.PLACES]))"
     places = json.loads(subprocess.check_output([sys.executable, "-c", read], cwd=OBSERVER, text=True))
-    wanted = [f"{module}:{name}" for module, name in places if module.startswith(library + ".")]
-    wanted += [f"{library}.{each}" for each in TRAINER_CLASSES.get(library, ())]
-    assert wanted
+    wanted = {f"{module}:{name}": at for module, name, *at in places if module.startswith(library + ".")}
+    wanted |= {f"{library}.{each}": [] for each in TRAINER_CLASSES.get(library, ())}
     files, missing = sources(library, tmp_path), []
-    for each in wanted:
+    for each, at in wanted.items():
         module, _, name = each.partition(":")
         path = module.replace(".", "/")
-        text = files.get(f"{path}.py") or files.get(f"{path}/__init__.py") or ""
-        if name not in names_in(text):
+        names = names_in(files.get(f"{path}.py") or files.get(f"{path}/__init__.py") or "")
+        known = not at or names.get(name, [""] * 9)[at[1]] in ("step", "global_step", "start_time")
+        if name not in names or not known:
             missing.append(each)
-    assert missing == []
+    assert wanted and missing == []
+
+
+LIGHTNING = """
+import torch, lightning
+class Mine(lightning.LightningModule):
+    def __init__(self, lr):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, at):
+        loss = self.layer(batch[0]).pow(2).mean()
+        self.log("loss", loss)
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(12, 4)), batch_size=4)
+off = dict(logger=False, enable_progress_bar=False, enable_checkpointing=False)
+trainer = lightning.Trainer(max_steps=3, accelerator="cpu", devices=1, **off)
+trainer.fit(Mine(0.25), rows)
+trainer.save_checkpoint("out/last.ckpt")
+"""
+TORCHTUNE = """
+import pathlib, runpy, sys, torch, torchtune
+from torchtune.models.llama2 import llama2
+size = dict(vocab_size=32, num_layers=1, num_heads=2, num_kv_heads=2, embed_dim=16, max_seq_len=16)
+pathlib.Path("begin").mkdir()
+torch.save(llama2(**size).state_dict(), "begin/start.pt")
+recipe = str(pathlib.Path(torchtune.__file__).parent.parent / "recipes" / "full_finetune_single_device.py")
+sys.argv = [recipe, "--config", "tune.yaml"]
+runpy.run_path(recipe, run_name="__main__")
+"""
+TUNE = """
+{output_dir: out, seed: 1, shuffle: true, batch_size: 2, epochs: 1, max_steps_per_epoch: 3, gradient_accumulation_steps: 1, device: cpu,
+ dtype: fp32, compile: false, resume_from_checkpoint: false, optimizer_in_bwd: false, enable_activation_checkpointing: false,
+ enable_activation_offloading: false, log_every_n_steps: 1, log_peak_memory_stats: false,
+ tokenizer: {_component_: mine.tokenizer}, dataset: {_component_: mine.rows},
+ model: {_component_: torchtune.models.llama2.llama2, vocab_size: 32, num_layers: 1, num_heads: 2, num_kv_heads: 2, embed_dim: 16,
+  max_seq_len: 16},
+ checkpointer: {_component_: torchtune.training.FullModelTorchTuneCheckpointer, checkpoint_dir: begin, checkpoint_files: [start.pt],
+  output_dir: out, model_type: LLAMA2},
+ optimizer: {_component_: torch.optim.SGD, lr: 0.25}, loss: {_component_: torchtune.modules.loss.CEWithChunkedOutputLoss},
+ metric_logger: {_component_: torchtune.training.metric_logging.DiskLogger, log_dir: logs}}
+"""
+MINE = """
+class Words:
+    pad_id = 0
+def tokenizer():
+    return Words()
+def rows(tokenizer, **_):
+    return [{"tokens": [1, 2, 3, 4], "labels": [2, 3, 4, 5]} for _ in range(6)]
+"""
+REALLY_RUN = {
+    "lightning==2.6.6 lightning-utilities torchmetrics": (LIGHTNING, "lightning.pytorch.trainer.trainer.Trainer", "lr"),
+    "torchtune==0.6.1 torchao==0.15.0 torchdata==0.11.0 omegaconf==2.4.0 antlr4-python3-runtime==4.9.3 sentencepiece blobfile": (
+        TORCHTUNE,
+        "recipes.FullFinetuneRecipeSingleDevice",
+        "optimizer.lr",
+    ),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("wheels", REALLY_RUN)
+def test_libraries_that_are_not_installed_are_observed_in_a_real_training(programs: Programs, wheels: str) -> None:
+    """They are fetched without what they depend on, into a folder of the test."""
+    folder = programs.folder / "libraries"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *wheels.split()]
+    if subprocess.run(command, capture_output=True, check=False, timeout=900).returncode:
+        pytest.skip(f"pip can't fetch {wheels}")
+    program, name, rate = REALLY_RUN[wheels]
+    programs.lay({"tune.yaml": TUNE, "mine.py": MINE})
+    (programs.folder / "out").mkdir()
+    programs.run(program, AFTER=os.pathsep.join((str(programs.folder), str(folder))))
+    trainers = programs.facts("trainer")
+    assert {each["name"] for each in trainers} == {name} and trainers[0]["arguments"][rate] == 0.25
+    steps = programs.facts("steps")
+    assert sum(each["count"] for each in steps) == 3 and steps[-1]["rates"] == [0.25, 0.25]
+    if name.startswith("recipes"):
+        assert [each["step"] for each in programs.facts("log") if "loss" in each] == [1, 2, 3]
+    else:
+        assert (trainers[0]["rows"], trainers[1]["steps"], set(trainers[1]["last"])) == (12, 3, {"loss"})
+    assert programs.facts("saved")[-1]["steps"] == 3

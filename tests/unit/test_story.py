@@ -535,13 +535,3 @@ def test_what_was_trained_before_the_same_checkpoint_came_again_is_told(tree: Tr
     assert "reward 0.1 to 0.8" in line.says and line.says.endswith(f"they are those of submission {first}")
     rows = {row.name: row for row in iteration_rows(again)}
     assert "training steps" not in rows and "last reward 0.8" in rows["training"].shown
-
-
-@pytest.mark.parametrize(
-    "found", [(("data/x.txt", "ngram", 6),), (("code/b.py", "exact", 2), ("code/c.py", "ngram", 40))]
-)
-def test_parts_of_many_items_are_no_shortcut(tree: Tree, found: tuple[tuple[str, str, int], ...]) -> None:
-    run = leaky_run(tree, *found).seal(100.0).close(outcomes(100, range(20)))
-    story = told(run).story
-    for failure in (story.failure, story.iterations[0].failure):
-        assert failure is not None and failure.kind is not FailureKind.STATIC_SHORTCUT

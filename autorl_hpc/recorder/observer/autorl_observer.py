@@ -7,12 +7,18 @@ lines in $AUTORL_OBSERVED/<pid>-<start>.jsonl; docs/file-protocol.md lists them.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import json
 import os
+import resource
 import sys
 import time
+import traceback
 import weakref
+from functools import partial
+from operator import length_hint
+from types import SimpleNamespace
 from typing import Any
 
 Watch = Any  # a generator function that sees a call: it begins with (args, kwargs), and is sent the result
@@ -26,9 +32,15 @@ NOT_DATA = ("config.json", "index.json", "tokenizer", "_tokens", "vocab.json", "
 WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 NOT_WEIGHTS = ("optimizer", "scheduler", "rng_state", "training_args", "scaler", "_states")
 PATHS = ("pretrained_model_name_or_path", "model_id", "model", "model_path", "save_directory", "filename", "f")
-FIRST = ("algorithm", "data.", "actor_rollout_ref.actor.", "optim", "trainer.")  # of more settings than are told
-OF_LIGHTNING = ("max_epochs", "max_steps", "accumulate_grad_batches", "precision", "gradient_clip_val", "num_devices")
-OF_ACCELERATE = ("mixed_precision", "gradient_accumulation_steps", "num_processes", "distributed_type")
+# If a trainer has more settings than MOST_KEYS, those whose names begin like this are written first.
+FIRST = ("algorithm", "data.", "actor_rollout_ref.actor.", "optim", "trainer.")
+SETTINGS = ["max_epochs", "max_steps", "accumulate_grad_batches", "precision", "gradient_clip_val", "num_devices"]
+SETTINGS += [
+    "mixed_precision",
+    "gradient_accumulation_steps",
+    "num_processes",
+    "distributed_type",
+]  # Lightning's, accelerate's
 
 
 class Block:
@@ -38,8 +50,7 @@ class Block:
         self.what, self.facts, self.total, self.count = what, facts, 0, 0
         self.sums: dict[str, int] = {}
         self.next_count, self.next_s, self.next_norm_s = 1, 0.0, 0.0
-        self.optimizer: Any = None
-        self.rate: Any = None
+        self.optimizer = self.rate = None  # type: Any
 
     def add(self, now: float, sums: dict[str, int], first: dict[str, Any], last: dict[str, Any]) -> None:
         """Count an event; facts of a block's first and last one."""
@@ -48,15 +59,15 @@ class Block:
             self.next_s = now + max(EVERY_S, GROWTH * (now - here.began_s))
         self.facts.update(last, to_s=now)
         self.count += 1
-        for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0) + value
+        self.sums.update((name, self.sums.get(name, 0) + value) for name, value in sums.items())
         if self.count >= self.next_count or now >= self.next_s:
             self.end()
 
     def end(self) -> None:
-        self.total += self.count
-        here.tell(self.what, **self.facts, **self.sums)
-        self.count, self.next_count, self.sums = 0, max(1, self.total), {}
+        if self.count:
+            self.total += self.count
+            here.tell(self.what, **self.facts, **self.sums)
+            self.count, self.next_count, self.sums = 0, max(1, self.total), {}
 
     def measure(self, gradients: list[Any], now: float) -> None:
         """Keep the norm of a step's gradient. The next one is measured when this has taken 0.5 % of the time."""
@@ -73,45 +84,42 @@ class Block:
 class ThisProcess:
     """What is known of this process; a fork begins anew."""
 
-    def __init__(self) -> None:
-        self.begin()
-
     def begin(self) -> None:
         self.file, self.lines, self.began_s, self.next_log_s = -1, 0, time.time(), 0.0
         self.steps = self.depth = self.training = 0
-        self.waiting: list[dict[str, Any]] = []
+        self.waiting: list[tuple[float, str, Any]] = []
         self.told: dict[Any, int] = {}
-        self.blocks: dict[Any, Block] = {}
+        self.blocks: dict[Any, Any] = {}
         self.opened: dict[str, bool] = {}
-        self.newest: Any = None
-        self.last_log: Any = None
+        self.newest = self.last_log = None  # type: Any
 
     def tell(self, what: str, **facts: Any) -> None:
         """Write one fact; a lazy one waits for another one."""
-        line = {"at_s": round(time.time(), 6), "what": what, "facts": small(facts)}
+        self.waiting = [*self.waiting[:40], (time.time(), what, small(facts))]
         if self.file < 0 and what in LAZY:
-            self.waiting = [*self.waiting[:40], line]
             return
         if self.file < 0:
-            folder = os.environ["AUTORL_OBSERVED"]
-            os.makedirs(folder, exist_ok=True)
-            name = os.path.join(folder, "%d-%.6f.jsonl" % (os.getpid(), self.began_s))  # noqa: UP031
-            self.file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-            ranks = [os.environ.get(each, "") for each in ("RANK", "WORLD_SIZE")]
-            rank, size = (int(each) if each.isdigit() else None for each in ranks)
-            argv = getattr(sys, "orig_argv", sys.argv)
-            start = small({"argv": argv, "rank": rank, "world_size": size, "parent": os.getppid()})
-            self.waiting.insert(0, {"at_s": round(self.began_s, 6), "what": "start", "facts": start})
-            if getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)() is not None:
-                sys.modules["multiprocessing.util"].Finalize(None, self.end, exitpriority=-100)  # it ends by os._exit
-        lines, self.waiting, name = [*self.waiting, line], [], reach(sys.modules.get("__main__"), "__spec__.name")
-        program = f"-m {name}" if name else (getattr(sys, "argv", None) or [""])[0]
-        for each in lines[: MOST_LINES - self.lines]:
+            self.open()
+        waiting, self.waiting, name = self.waiting, [], reach(sys.modules.get("__main__"), "__spec__.name")
+        program = f"-m {name}" if name else str((getattr(sys, "argv", None) or [""])[0])
+        for at_s, kind, told in waiting[: MOST_LINES - self.lines]:
             self.lines += 1
-            if self.lines == MOST_LINES:
-                each = {**line, "what": "note", "facts": {"text": "no more is told of this process"}}  # noqa: PLW2901
-            text = json.dumps({"pid": os.getpid(), "program": str(program)[:200], **each}, separators=(",", ":"))
+            last = {"what": "note", "facts": {"text": "no more is told of this process"}}
+            fact = {"what": kind, "facts": told} if self.lines < MOST_LINES else last
+            fact = {"pid": os.getpid(), "program": program[:200], "at_s": round(at_s, 6), **fact}
+            text = json.dumps(fact, separators=(",", ":"))
             os.write(self.file, text.encode() + b"\n")
+
+    def open(self) -> None:
+        folder, get = os.environ["AUTORL_OBSERVED"], os.environ.get
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, f"{os.getpid()}-{self.began_s:.6f}.jsonl")
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        rank, size = (int(each) if each.isdigit() else None for each in (get("RANK", ""), get("WORLD_SIZE", "")))
+        start = {"argv": getattr(sys, "orig_argv", sys.argv), "rank": rank, "world_size": size, "parent": os.getppid()}
+        self.waiting.insert(0, (self.began_s, "start", small(start)))
+        if getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)() is not None:
+            sys.modules["multiprocessing.util"].Finalize(None, self.end, exitpriority=-100)  # it ends by os._exit
 
     def once(self, key: Any, most: int = 1) -> bool:
         self.told[key] = self.told.get(key, 0) + 1
@@ -120,29 +128,32 @@ class ThisProcess:
     def count_step(self, optimizer: Any) -> None:
         self.steps += 1
         block: Any = self.blocks.get(id(optimizer))
-        if block is None or block.optimizer() is not optimizer:
+        now, rate = time.time(), optimizer.param_groups[0].get("lr")
+        known, gradients = block is not None and block.optimizer() is optimizer, []
+        if not known or now >= block.next_norm_s:
+            weights = [each for group in optimizer.param_groups for each in group["params"]]
+            gradients = [each.grad for each in weights if each.grad is not None]
+        if not known:
             if self.once("optimizer", 20):
                 self.end_blocks()  # one that is gone may have had the same id
-                trained, name = gradients_of(optimizer), dotted(type(optimizer))
-                device, count = str(trained[0].device) if trained else "", sum(each.numel() for each in trained)
+                device, count = str(gradients[0].device) if gradients else "", sum(each.numel() for each in gradients)
+                name = dotted(type(optimizer))
                 self.newest = Block("steps", optimizer=name, parameters=count, device=device)
                 self.tell_opened()
             else:  # a program may make one for each step
                 self.blocks = {key: each for key, each in self.blocks.items() if each is not self.newest}
             block = self.blocks[id(optimizer)] = self.newest
             block.optimizer = weakref.ref(optimizer)  # a hold on it would keep a model in memory
-        now, rate = time.time(), optimizer.param_groups[0].get("lr")
         if not block.count:
             block.rate = rate
             block.facts.update(norm=None, norms=[])
         if now >= block.next_norm_s:
-            block.measure(gradients_of(optimizer), now)
+            block.measure(gradients, now)
         block.add(now, {"count": 1}, {"first": self.steps}, {"last": self.steps, "rates": [block.rate, rate]})
 
     def end_blocks(self) -> None:
         for block in list(self.blocks.values()):
-            if block.count:
-                block.end()
+            block.end()
 
     def tell_log(self) -> None:
         found, self.last_log = self.last_log, None
@@ -151,9 +162,8 @@ class ThisProcess:
 
     def on_open(self, event: str, args: Any) -> None:
         """Note the data files that the program opens to read them; an audit hook."""
-        if event != "open" or type(args[0]) is not str or not args[0].endswith(TEXTS) or len(self.opened) >= 100:
-            return
-        if args[1] in ("r", "rb", "rt") and not any(part in args[0] for part in NOT_DATA):
+        wanted = type(args[0]) is str and args[0].endswith(TEXTS) and args[1] in ("r", "rb", "rt")
+        if wanted and len(self.opened) < 100 and not any(part in args[0] for part in NOT_DATA):
             self.opened.setdefault(os.path.abspath(args[0]), False)
 
     def tell_opened(self) -> None:
@@ -161,39 +171,32 @@ class ThisProcess:
             safely(self.tell_rows, path)
 
     def tell_rows(self, path: str, rows: Any = None) -> None:
-        path = os.path.abspath(path) if os.path.isfile(path) else path
+        is_file, digest = os.path.isfile(path), None
+        path = os.path.abspath(path) if is_file else path
         if self.opened.get(path):
             return
-        self.opened[path], digest = True, None
-        if os.path.isfile(path) and os.path.getsize(path) <= HASHED_BYTES:
-            import hashlib
-
+        self.opened[path] = True
+        if is_file and os.path.getsize(path) <= HASHED_BYTES:
             with open(path, "rb") as file:
                 data = file.read()
             digest = hashlib.sha256(data).hexdigest()
             if rows is None and path.endswith((".jsonl", ".csv", ".tsv")):
-                rows = data.count(b"\n") + (data[-1:] not in (b"\n", b""))
+                rows = len(data.rstrip(b"\n").split(b"\n")) if data else 0
         self.tell("rows", path=path, rows=rows, sha256=digest)
 
     def tell_crash(self) -> None:
         error = getattr(sys, "last_value", None)
-        place, where = getattr(error, "__traceback__", None), None
-        while place is not None:
-            file = place.tb_frame.f_code.co_filename
-            if where is None or not file.startswith((sys.prefix, sys.base_prefix, "<frozen")):
-                where = f"{file}:{place.tb_lineno}"
-            place = place.tb_next
         if error is not None:
+            places = traceback.extract_tb(error.__traceback__)
+            own = [each for each in places if not each.filename.startswith((sys.prefix, sys.base_prefix, "<frozen"))]
+            where = next((f"{each.filename}:{each.lineno}" for each in (own or places[:1])[-1:]), None)
             lines = [each.strip() for each in str(error).splitlines() if any(map(str.isalnum, each))]
             self.tell("crashed", type=type(error).__name__, message=lines[-1] if lines else "", where=where)
 
     def tell_memory(self) -> None:
-        if self.file >= 0:
-            import resource
-
-            cuda, used = reach(sys.modules.get("torch"), "cuda"), resource.getrusage(resource.RUSAGE_SELF)
-            peak = cuda.max_memory_allocated() if cuda is not None and cuda.is_initialized() else None
-            self.tell("memory", gpu_peak_bytes=peak, rss_peak_bytes=used.ru_maxrss * 1024)
+        cuda, used = reach(sys.modules.get("torch"), "cuda"), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak = cuda.max_memory_allocated() if cuda is not None and cuda.is_initialized() else None
+        self.tell("memory", gpu_peak_bytes=peak, rss_peak_bytes=used * 1024)
 
     def end(self) -> None:
         for each in (self.tell_log, self.end_blocks, self.tell_crash, self.tell_memory):
@@ -201,6 +204,7 @@ class ThisProcess:
 
 
 here = ThisProcess()
+here.begin()
 end = here.end
 
 
@@ -244,18 +248,20 @@ def around(owner: Any, name: str, watch: Watch) -> None:
 
     @functools.wraps(original)
     def observed(*args: Any, **kwargs: Any) -> Any:
-        seen = watch(args, kwargs)
+        skip = here.depth > here.training and watch not in ALWAYS  # a save writes by another library's save
+        seen = iter(()) if skip else watch(args, kwargs)
         safely(next, seen)
         here.depth += 1
         try:
             result = original(*args, **kwargs)
         except BaseException:
-            safely(seen.close)
+            safely(getattr(seen, "close", bool))
             raise
         finally:
             here.depth -= 1
-        safely(seen.send, result)
-        safely(seen.close)
+        if not skip:
+            safely(seen.send, result)
+            safely(seen.close)
         return result
 
     @functools.wraps(original)
@@ -272,11 +278,6 @@ def around(owner: Any, name: str, watch: Watch) -> None:
     made: Any = observed_stream if inspect.isasyncgenfunction(original) else observed
     made._autorl_observed = True
     setattr(owner, name, type(raw)(made) if isinstance(raw, (classmethod, staticmethod)) else made)
-
-
-def outermost(watch: Watch) -> Watch:
-    """Skip calls inside other observed calls: a save writes by another library's save."""
-    return lambda args, kwargs: watch(args, kwargs) if here.depth <= here.training else (_ for _ in ())
 
 
 def argument(args: Any, kwargs: Any, place: int, *names: str) -> Any:
@@ -297,45 +298,23 @@ def dotted(kind: type) -> str:
     return f"{(module == '__main__' and reach(sys.modules[module], '__spec__.name')) or module}.{name}"
 
 
-def gradients_of(optimizer: Any) -> list[Any]:
-    return [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-
-
 def model_name(model: Any) -> Any:
     """Return the name or path that a model was loaded from; None if it doesn't say."""
     name = reach(model, "name_or_path", "config._name_or_path", "module.name_or_path", "module.config._name_or_path")
     return name if isinstance(name, str) and name else None
 
 
-def rows_in(data: Any) -> Any:
-    return len(data) if hasattr(data, "__len__") else None
+def generation(look: Any, args: Any, kwargs: Any) -> Any:
+    """See generation. `look` returns (library, model, sampled, prompts, tokens in, tokens out so far)."""
+    before, calls = 0, 1
+    while True:
+        by, model, sampled, prompts, tokens_in, made = look(args, kwargs, (yield))
+        new = Block("generated", by=by, model=model, sampled=sampled)
+        sums = {"calls": calls, "prompts": calls * prompts, "tokens_in": calls * tokens_in}
+        sums["tokens_out"], before, calls = max(0, made - before), made, 0
+        here.blocks.setdefault((by, model, sampled), new).add(time.time(), sums, {"steps_before": here.steps}, {})
 
 
-def generation(look: Any) -> Watch:
-    """Return a watch over generation. `look` returns (library, model, sampled, prompts, tokens in, tokens out so far)."""
-
-    def watch(args: Any, kwargs: Any) -> Any:
-        before, calls = 0, 1
-        while True:
-            by, model, sampled, prompts, tokens_in, made = look(args, kwargs, (yield))
-            block = here.blocks.setdefault(
-                (by, model, sampled), Block("generated", by=by, model=model, sampled=sampled)
-            )
-            sums = {"calls": calls, "prompts": calls * prompts, "tokens_in": calls * tokens_in}
-            sums["tokens_out"], before, calls = max(0, made - before), made, 0
-            block.add(time.time(), sums, {"steps_before": here.steps}, {})
-
-    return outermost(watch)
-
-
-def heat(given: Any) -> Any:
-    """Return whether these sampling parameters sample; None if they don't say."""
-    given = given[0] if isinstance(given, list) and given else given
-    found = given.get("temperature") if isinstance(given, dict) else getattr(given, "temperature", None)
-    return None if found is None else found > 0
-
-
-@generation
 def by_transformers(args: Any, kwargs: Any, result: Any) -> Any:
     given = argument(args, kwargs, 1, "inputs", "input_ids", "inputs_embeds")
     rows, length = tuple(given.shape[:2]) if given is not None else (1, 0)
@@ -346,40 +325,39 @@ def by_transformers(args: Any, kwargs: Any, result: Any) -> Any:
     return "transformers", model_name(args[0]), sampled, rows, rows * length, made[0] * max(0, made[1] - repeated)
 
 
-@generation
-def by_vllm(args: Any, kwargs: Any, result: Any) -> Any:
-    results = result if isinstance(result, list) else [result]
-    tokens = [len(each.token_ids) for one in results for each in one.outputs]
-    model = reach(args[0], "model_config.model", "llm_engine.model_config.model")
-    sampled = heat(argument(args, kwargs, 2, "sampling_params"))
-    return "vllm", model, sampled, len(results), sum(len(each.prompt_token_ids or ()) for each in results), sum(tokens)
-
-
-@generation
-def by_sglang(args: Any, kwargs: Any, result: Any) -> Any:
+def by_engine(args: Any, kwargs: Any, result: Any) -> Any:
+    """Look at vLLM's results, which are objects, and SGLang's, which are dictionaries."""
     given = reach(argument(args, kwargs, 1, "obj"), "sampling_params") or argument(args, kwargs, 2, "sampling_params")
-    told = [each["meta_info"] for each in (result if isinstance(result, list) else [result]) if "meta_info" in each]
-    tokens = [sum(each.get(name, 0) for each in told) for name in ("prompt_tokens", "completion_tokens")]
-    return ("sglang", reach(args[0], "server_args.model_path"), heat(given), len(told), *tokens)
+    given = given[0] if isinstance(given, list) and given else given
+    heat = given.get("temperature") if isinstance(given, dict) else getattr(given, "temperature", None)
+    results = result if isinstance(result, list) else [result]
+    told = [each["meta_info"] for each in results if isinstance(each, dict) and "meta_info" in each]
+    counts = [(each.get("prompt_tokens", 0), each.get("completion_tokens", 0)) for each in told]
+    for each in results if not counts else ():
+        if hasattr(each, "outputs"):
+            counts.append((len(each.prompt_token_ids or ()), sum(len(one.token_ids) for one in each.outputs)))
+    library = type(args[0]).__module__.partition(".")[0]
+    model = reach(args[0], "model_config.model", "llm_engine.model_config.model", "server_args.model_path")
+    sampled, tokens = None if heat is None else heat > 0, [sum(each[place] for each in counts) for place in (0, 1)]
+    return (library, model, sampled, len(counts), *tokens)
 
 
-def flat(settings: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    found = {}
-    for name, given in (settings if hasattr(settings, "items") else vars(settings)).items():
-        value = given.value if isinstance(getattr(given, "value", None), str) else given  # an enumeration
-        if isinstance(value, (bool, int, float, str)):
-            found[f"{prefix}{name}"] = value
-        elif depth < 6 and (hasattr(value, "items") or "Namespace" in type(value).__name__):
-            found.update(flat(value, f"{prefix}{name}.", depth + 1))
-    return found
-
-
-def arguments_of(trainer: Any) -> dict[str, Any]:
-    settings = reach(trainer, "args", "config", "strategy.args")
-    if settings is None:
-        module = reach(trainer, "lightning_module.hparams") or {}
-        return {**flat({name: getattr(trainer, name, None) for name in OF_LIGHTNING}), **flat(module)}
-    return dict(sorted(flat(settings).items(), key=lambda item: not item[0].startswith(FIRST)))
+def flat(owner: Any, module: Any = None) -> dict[str, Any]:
+    """Return the settings of a trainer, nested ones as `a.b`; those of Lightning's are its own and its module's."""
+    own = {each: getattr(owner, each, None) for each in SETTINGS}
+    found: dict[str, Any] = {}
+    waiting = [("", reach(owner, "args", "config", "strategy.args") or own, 0)]
+    waiting.append(("", reach(module, "hparams") or {}, 0))
+    while waiting:
+        prefix, settings, depth = waiting.pop()
+        for name, given in (settings if hasattr(settings, "items") else vars(settings)).items():
+            value = getattr(given, "value", None)
+            value = value if isinstance(value, str) else given  # an enumeration
+            if isinstance(value, (bool, int, float, str)):
+                found[f"{prefix}{name}"] = value
+            elif depth < 6 and (hasattr(value, "items") or "Namespace" in type(value).__name__):
+                waiting.append((f"{prefix}{name}.", value, depth + 1))
+    return dict(sorted(found.items(), key=lambda item: not item[0].startswith(FIRST)))
 
 
 def training(args: Any, kwargs: Any) -> Any:
@@ -389,11 +367,12 @@ def training(args: Any, kwargs: Any) -> Any:
     try:
         data = reach(trainer, "train_dataset", "train_dataloader.dataset")
         data = reach(argument(args, kwargs, 2, "train_dataloaders"), "dataset") if data is None else data
-        model = model_name(reach(trainer, "model") or argument(args, kwargs, 1, "model"))
+        module = argument(args, kwargs, 1, "model")
+        model = model_name(reach(trainer, "model") or module)
         name, *bases = map(dotted, type(trainer).__mro__[:13])
-        facts = {"name": name, "bases": bases, "model": model, "rows": safely(rows_in, data)}
+        facts = {"name": name, "bases": bases, "model": model, "rows": safely(length_hint, data) or None}
         if is_first and here.once(("began", name), 20):
-            here.tell("trainer", phase="began", arguments=safely(arguments_of, trainer), **facts)
+            here.tell("trainer", phase="began", arguments=safely(flat, trainer, module), **facts)
             here.tell_opened()
         yield
         if is_first and here.once(("ended", name), 20):
@@ -408,84 +387,70 @@ def training(args: Any, kwargs: Any) -> Any:
             here.told.pop(inside, None)
 
 
-@outermost
 def recipe(args: Any, kwargs: Any) -> Any:
     """See the settings of a recipe of torchtune, a program of its own."""
-    name, settings = argument(args, kwargs, 0, "recipe_name"), argument(args, kwargs, 1, "cfg")
+    name, settings = argument(args, kwargs, 0, "recipe_name"), SimpleNamespace(args=argument(args, kwargs, 1, "cfg"))
     here.tell("trainer", phase="began", name=f"recipes.{name}", bases=[], arguments=safely(flat, settings))
     yield
 
 
-@outermost
 def prepared(args: Any, kwargs: Any) -> Any:
     """See an own loop that uses accelerate; trainers use it too."""
     yield
     if any(hasattr(each, "param_groups") for each in args) and not here.training and here.once("accelerate", 5):
         model = next((model_name(each) for each in args[1:] if hasattr(each, "named_parameters")), None)
-        rows = next((rows_in(each.dataset) for each in args[1:] if hasattr(each, "dataset")), None)
-        settings = {name: str(getattr(args[0], name, None)) for name in OF_ACCELERATE}
-        name = dotted(type(args[0]))
+        rows = next((length_hint(each.dataset) or None for each in args[1:] if hasattr(each, "dataset")), None)
+        name, settings = dotted(type(args[0])), safely(flat, args[0])
         here.tell("trainer", phase="began", name=name, bases=[], arguments=settings, model=model, rows=rows)
 
 
-def logs(figures_at: int, step_at: int) -> Watch:
-    """Return a watch over logging: the first twenty lines, then one a while, and the last one."""
-
-    def watch(args: Any, kwargs: Any) -> Any:
-        found = argument(args, kwargs, figures_at, "logs", "data", "payload", "values", "logs_dict", "tag")
-        single, counted = isinstance(found, str), reach(args[0], "state.global_step")
-        found = {found: argument(args, kwargs, figures_at + 1, "scalar_value")} if single else found
-        yield
-        step, now = argument(args, kwargs, step_at, "step", "global_step"), time.time()
-        by = "tensorboard" if single else None if counted is None else "transformers"
-        found = {**found, "step": step if isinstance(step, int) else counted, "by": by}
-        if single and here.last_log and here.last_log["step"] == step:  # each figure of a step comes by itself
-            here.last_log.update(found)
-            return
-        if not single:
-            here.last_log = found
-        if here.once("log", 20) or now >= here.next_log_s:
-            here.next_log_s = now + max(1.0, 0.02 * (now - here.began_s))
-            here.tell_log()
-        if single:
-            here.last_log = found
-
-    return outermost(watch)
+def logs(figures_at: int, step_at: int, args: Any, kwargs: Any) -> Any:
+    """See logging: the first twenty lines, then one a while, and the last one."""
+    found = argument(args, kwargs, figures_at, "logs", "data", "payload", "values", "logs_dict", "tag")
+    single, counted = isinstance(found, str), reach(args[0], "state.global_step")
+    found = {found: argument(args, kwargs, figures_at + 1, "scalar_value")} if single else found
+    yield
+    step, now = argument(args, kwargs, step_at, "step", "global_step"), time.time()
+    by = "tensorboard" if single else None if counted is None else "transformers"
+    found = {**found, "step": step if isinstance(step, int) else counted, "by": by}
+    if single and here.last_log and here.last_log["step"] == step:  # each figure of a step comes by itself
+        here.last_log.update(found)
+        return
+    here.last_log = here.last_log if single else found
+    if here.once("log", 20) or now >= here.next_log_s:
+        here.next_log_s = now + max(1.0, 0.02 * (now - here.began_s))
+        here.tell_log()
+    here.last_log = found if single else here.last_log
 
 
-@outermost
 def data_loaded(args: Any, kwargs: Any) -> Any:
     path = argument(args, kwargs, int(bool(args) and isinstance(args[0], type)), "path", "path_or_paths")
     result = yield
     files = kwargs.get("data_files") or path
     files = next(iter(files.values())) if isinstance(files, dict) else files
-    rows = safely(rows_in, next(iter(result.values())) if isinstance(result, dict) else result)
+    rows = safely(length_hint, next(iter(result.values())) if isinstance(result, dict) else result) or None
     for each in (files if isinstance(files, list) else [files])[:8]:
         here.tell_rows(str(each), rows)
 
 
-def kept(what: str, place: int, whole: bool = True) -> Watch:
-    """Return a watch over loading or saving: of a model, or of a file of weights."""
-
-    def watch(args: Any, kwargs: Any) -> Any:
-        given = argument(args, kwargs, place, *PATHS)
-        result = yield
-        path = os.fspath(given) if isinstance(given, (str, os.PathLike)) else ""
-        path = os.path.abspath(path) if os.path.exists(path) else path
-        name = os.path.basename(path)
-        if not whole and (not name.endswith(WEIGHTS) or any(each in name for each in NOT_WEIGHTS)):
-            return
-        model: Any = (args[0] if what == "saved" or result is None else result) if whole else None
-        model = model[0] if isinstance(model, tuple) else model
-        facts: dict[str, Any] = {"path": path, "class": dotted(type(model)) if whole else None}
-        if what == "saved":
-            facts.update(origin=model_name(model), steps=here.steps)
-        else:
-            facts["parameters"] = sum(e.numel() for e in model.parameters()) if hasattr(model, "parameters") else None
-        if here.once(what, 100):
-            here.tell(what, **facts)
-
-    return outermost(watch)
+def kept(what: str, place: int, whole: bool, args: Any, kwargs: Any) -> Any:
+    """See loading or saving: of a model, or of a file of weights."""
+    given = argument(args, kwargs, place, *PATHS)
+    result = yield
+    path = os.fspath(given) if isinstance(given, (str, os.PathLike)) else ""
+    path = os.path.abspath(path) if os.path.exists(path) else path
+    name = os.path.basename(path)
+    if not whole and (not name.endswith(WEIGHTS) or any(each in name for each in NOT_WEIGHTS)):
+        return
+    model: Any = (args[0] if what == "saved" or result is None else result) if whole else None
+    model = model[0] if isinstance(model, tuple) else model
+    facts: dict[str, Any] = {"path": path, "class": dotted(type(model)) if whole else None}
+    if what == "saved":
+        facts.update(origin=model_name(model), steps=here.steps)
+    else:
+        facts["parameters"] = sum(e.numel() for e in model.parameters()) if hasattr(model, "parameters") else None
+    if here.once(what, 100):
+        here.tell(what, **facts)
 
 
 def adapted(args: Any, kwargs: Any) -> Any:
@@ -503,57 +468,44 @@ def seeded(args: Any, kwargs: Any) -> Any:
     yield
 
 
-def hook_optimizers(module: Any) -> None:
-    compiling = getattr(sys.modules.get("torch.compiler"), "is_compiling", bool)
-    sys.addaudithook(lambda event, args: safely(here.on_open, event, args) if event == "open" else None)
-    module.register_optimizer_step_post_hook(
-        lambda optimizer, args, kwargs: None if compiling() else safely(here.count_step, optimizer)
-    )
-
-
 OPTIMIZERS = "torch.optim.optimizer"
-TRAINING: dict[str, tuple[str, ...]] = {
-    **{"transformers": ("train",), "trl": ("train", "step"), "openrlhf": ("fit", "ppo_train")},
-    **dict.fromkeys(("verl", "lightning", "pytorch_lightning"), ("fit",)),
-}
+TRAINING = {"transformers": "train", "trl": "train step", "openrlhf": "fit ppo_train", "verl": "fit"}
+TRAINING.update(lightning="fit", pytorch_lightning="fit")
 """Methods of classes with `Trainer` in their names, in modules with `trainer` in theirs."""
 
-HOOKS: dict[Watch, str] = {
-    by_transformers: "transformers.generation.utils:GenerationMixin.generate",
-    by_vllm: "vllm.entrypoints.llm:LLM.generate vllm.entrypoints.llm:LLM.chat vllm.v1.engine.async_llm:AsyncLLM.generate",
-    by_sglang: "sglang.srt.entrypoints.engine:Engine.generate "
-    "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",
-    kept("loaded", 0, False): "safetensors.torch:load_file torch.serialization:load",
-    kept("loaded", 1): "transformers.modeling_utils:PreTrainedModel.from_pretrained vllm.entrypoints.llm:LLM.__init__",
-    kept("loaded", 2): "peft.peft_model:PeftModel.from_pretrained",
-    kept("loaded", 9): "sglang.srt.entrypoints.engine:Engine.__init__",
-    kept(
-        "saved", 1
-    ): "transformers.modeling_utils:PreTrainedModel.save_pretrained peft.peft_model:PeftModel.save_pretrained",
-    kept("saved", 1, False): "safetensors.torch:save_file torch.serialization:save "
-    "lightning.pytorch.trainer.trainer:Trainer.save_checkpoint pytorch_lightning.trainer.trainer:Trainer.save_checkpoint",
-    logs(1, 2): "transformers.trainer:Trainer.log accelerate.accelerator:Accelerator.log wandb.sdk.wandb_run:Run.log "
-    "verl.utils.tracking:Tracking.log torchtune.training.metric_logging:DiskLogger.log_dict "
-    "torchtune.training.metric_logging:StdoutLogger.log_dict",
-    logs(1, 3): "torch.utils.tensorboard.writer:SummaryWriter.add_scalar",
-    logs(
-        2, 1
-    ): "openrlhf.utils.logging_utils:WandbLogger.log_train openrlhf.utils.logging_utils:TensorboardLogger.log_train",
-    adapted: "peft.peft_model:PeftModel.__init__",
-    prepared: "accelerate.accelerator:Accelerator.prepare",
-    data_loaded: "datasets.load:load_dataset datasets.arrow_dataset:Dataset.from_json "
-    "datasets.arrow_dataset:Dataset.from_csv datasets.arrow_dataset:Dataset.from_parquet",
-    recipe: "torchtune.config._utils:log_config",
-    seeded: "torch.random:manual_seed",
-}
-PLACES = [(watch, *place.split(":")) for watch, places in HOOKS.items() for place in places.split()]
+ALWAYS = (adapted, seeded, training)  # also inside other observed calls
+HOOKS = [
+    (partial(generation, by_transformers), "transformers.generation.utils:GenerationMixin.generate"),
+    (partial(generation, by_engine), "vllm.entrypoints.llm:LLM.generate vllm.entrypoints.llm:LLM.chat"),
+    (partial(generation, by_engine), "vllm.v1.engine.async_llm:AsyncLLM.generate sglang.srt.entrypoints.engine:Engine.generate"),
+    (partial(generation, by_engine), "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request"),
+    (partial(kept, "loaded", 0, False), "safetensors.torch:load_file torch.serialization:load"),
+    (partial(kept, "loaded", 1, True), "transformers.modeling_utils:PreTrainedModel.from_pretrained vllm.entrypoints.llm:LLM.__init__"),
+    (partial(kept, "loaded", 2, True), "peft.peft_model:PeftModel.from_pretrained"),
+    (partial(kept, "loaded", 9, True), "sglang.srt.entrypoints.engine:Engine.__init__"),
+    (partial(kept, "saved", 1, True), "transformers.modeling_utils:PreTrainedModel.save_pretrained peft.peft_model:PeftModel.save_pretrained"),
+    (partial(kept, "saved", 1, False), "safetensors.torch:save_file torch.serialization:save"),
+    (partial(kept, "saved", 1, False), "lightning.pytorch.trainer.trainer:Trainer.save_checkpoint"),
+    (partial(kept, "saved", 1, False), "pytorch_lightning.trainer.trainer:Trainer.save_checkpoint"),
+    (partial(logs, 1, 2), "transformers.trainer:Trainer.log accelerate.accelerator:Accelerator.log verl.utils.tracking:Tracking.log"),
+    (partial(logs, 1, 2), "torchtune.training.metric_logging:DiskLogger.log_dict wandb.sdk.wandb_run:Run.log"),
+    (partial(logs, 1, 2), "torchtune.training.metric_logging:StdoutLogger.log_dict"),
+    (partial(logs, 1, 3), "torch.utils.tensorboard.writer:SummaryWriter.add_scalar"),
+    (partial(logs, 2, 1), "openrlhf.utils.logging_utils:WandbLogger.log_train openrlhf.utils.logging_utils:TensorboardLogger.log_train"),
+    (adapted, "peft.peft_model:PeftModel.__init__"),
+    (prepared, "accelerate.accelerator:Accelerator.prepare"),
+    (data_loaded, "datasets.load:load_dataset datasets.arrow_dataset:Dataset.from_json"),
+    (data_loaded, "datasets.arrow_dataset:Dataset.from_csv datasets.arrow_dataset:Dataset.from_parquet"),
+    (recipe, "torchtune.config._utils:log_config"),
+    (seeded, "torch.random:manual_seed"),
+]  # fmt: skip
+PLACES: Any = [(watch, *place.split(":")) for watch, places in HOOKS for place in places.split()]
 
 
 class HookingFinder:
     """Finder that lets the ordinary finders find a module, and hooks it once it has run."""
 
-    def __init__(self) -> None:
-        self.left = {module for _, module, _ in PLACES} | {OPTIMIZERS}
+    left = {module for _, module, _ in PLACES} | {OPTIMIZERS}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.left and ("trainer" not in name or name.partition(".")[0] not in TRAINING):
@@ -561,33 +513,31 @@ class HookingFinder:
         self.left.discard(name)
         found = (each.find_spec(name, path, target) for each in list(sys.meta_path) if each is not self)
         spec = next((each for each in found if each is not None), None)
-        safely(self.watch, spec)
+        loader: Any = getattr(spec, "loader", None)
+        if hasattr(loader, "exec_module"):
+            safely(setattr, loader, "exec_module", partial(self.run, loader, loader.exec_module))
         return spec
 
-    def watch(self, spec: Any) -> None:
-        if spec is None or spec.loader is None:
-            return
-        loader, run = spec.loader, spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            vars(loader).pop("exec_module", None)
-            run(module)
-            safely(self.hook, module, module.__name__)
-
-        loader.exec_module = exec_module
+    def run(self, loader: Any, exec_module: Any, module: Any) -> None:
+        vars(loader).pop("exec_module", None)
+        exec_module(module)
+        safely(self.hook, module, module.__name__)
 
     def hook(self, module: Any, name: str) -> None:
         """Set the hooks of a module that has run."""
         if name == OPTIMIZERS:
-            hook_optimizers(module)
+            compiling = getattr(sys.modules.get("torch.compiler"), "is_compiling", bool)
+            sys.addaudithook(lambda event, args: safely(here.on_open, event, args) if event == "open" else None)
+            count = lambda optimizer, args, kwargs: None if compiling() else safely(here.count_step, optimizer)  # noqa: E731
+            module.register_optimizer_step_post_hook(count)
         for watch, where, place in PLACES:
             kind, _, function = place.rpartition(".")
             owner = getattr(module, kind, None) if kind else module
             if where == name and owner is not None:
                 around(owner, function, watch)
-        for each in list(vars(module).values()) if "trainer" in name else ():
+        for each in list(vars(module).values()) if "trainer" in name and name.partition(".")[0] in TRAINING else ():
             if isinstance(each, type) and each.__module__ == name and "Trainer" in each.__name__:
-                for method in TRAINING.get(name.partition(".")[0], ()):
+                for method in TRAINING[name.partition(".")[0]].split():
                     around(each, method, training)
 
 

@@ -77,7 +77,6 @@ MAX_DEPTH = 3
 LEFT_OUT = frozenset(
     {"models", "data", "output", "results", "submissions", "environment", "node_modules", "__pycache__"}
 )
-
 # Hidden folders where programs store trajectories by default; in other hidden folders nothing is read.
 _HIDDEN = ((".home", ".config", "mini-swe-agent"), (".home", ".openhands"), (".openhands",))
 _NAMES = re.compile(r".{0,200}\.traj\.json|base_state\.json")

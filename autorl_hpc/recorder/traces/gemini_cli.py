@@ -12,11 +12,11 @@ from autorl_hpc.recorder.traces import parse
 from autorl_hpc.recorder.traces.parse import Event, Table
 
 FORMAT = "gemini-cli"
+# by the type of a line, a field that it has
 _OWN_FIELDS = {
     **{"init": "session_id", "message": "role", "tool_use": "tool_id", "tool_result": "tool_id"},
     **{"error": "severity", "result": "status"},
 }
-"""By the type of a line, a field that it has."""
 
 
 def knows(line: Table) -> bool:

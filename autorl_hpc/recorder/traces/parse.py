@@ -23,19 +23,16 @@ MAX_DURATION_S = 10.0**7
 MAX_NAME_CHARS = 200
 MAX_TEXT_CHARS = 500
 MASKED_CHARS = 4096  # secrets are masked in this much text before it is cut, so that a secret at the cut is masked too
-
 Table = dict[str, Any]
-Event = dict[str, Any]
-"""Fields of a TraceEvent, `wall` (the line's own time in seconds since 1970), and those of FULL."""
-
+Event = dict[str, Any]  # fields of a TraceEvent, `wall` (the line's own time in seconds since 1970), and those of FULL
 # Unchecked content: who speaks in a message, the text of a message, error or end, and a tool's input and output.
 FULL = ("role", "said", "input", "output")
+# naN and infinities become null, and so do integers of more than 20 digits (Python refuses more than 4,300)
 _DECODER = json.JSONDecoder(
     parse_constant=lambda name: None,
     parse_int=lambda digits: int(digits) if len(digits) <= 20 else None,
     parse_float=lambda digits: float(digits) if len(digits) <= 400 else None,
 )
-"""NaN and infinities become null, and so do integers of more than 20 digits (Python refuses more than 4,300)."""
 
 
 def parsed(text: str, at: int = 0) -> Any:
@@ -115,6 +112,7 @@ def wall(value: Any) -> float | None:
 
 
 _FIGURES = frozenset({"tokens_in", "tokens_out", "tokens_cached", "cost_usd", "calls"})
+# what makes a field out of what a trace says; None if it is not plausible
 _CLEAN: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("tokens_in", "tokens_out", "tokens_cached", "calls", "tool_calls", "tool_failures"), count),
     **dict.fromkeys(("session", "model", "call_id", "tool"), name),
@@ -125,7 +123,6 @@ _CLEAN: dict[str, Callable[[Any], Any]] = {
     "exit_code": exit_code,
     "wall": wall,
 }
-"""What makes a field out of what a trace says; None if it is not plausible."""
 
 
 def _cleaned(raw: Table) -> Event:

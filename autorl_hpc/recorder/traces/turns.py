@@ -79,8 +79,8 @@ class TraceTurn:
         return bool(self.figures) or any(part.kind in ("assistant", "thought", "tool") for part in self.parts)
 
 
+# elapsed seconds, byte, attempt, format, events; the format is empty for plain output
 Seen = tuple[float | None, int | None, int, str, list[Event]]
-"""Elapsed seconds, byte, attempt, format, events; the format is empty for plain output."""
 
 
 def read_turns(

@@ -19,29 +19,26 @@ from autorl_hpc.states import Route
 PYTHON, SHELL = (".py", ".pyw", ".ipynb"), (".sh", ".bash", ".slurm", ".sbatch")
 CONFIG = (".yaml", ".yml", ".json", ".toml")
 NOT_THERE = "starts a program that is not in the code"
+# A longer command line contains a program's text; its beginning is enough
 MAX_CHARS, MAX_LINES, MAX_DEPTH, MAX_COMMANDS = 20_000, 2_000, 6, 200
-"""A longer command line contains a program's text; its beginning is enough."""
-
-
 SHELLS = words_of("bash sh zsh dash source . sbatch")
 LAUNCHERS = words_of("accelerate accelerate-launch torchrun deepspeed")
 PROGRAMS = words_of("trl llamafactory-cli axolotl tune swift mergekit-yaml mergekit-multi cp rsync openrlhf")
+# Programs that start another one. What stands between is theirs: options, a container's image, an environment.
 WRAPPERS = words_of(
     "nohup time env sudo setsid exec command stdbuf nice timeout srun ionice taskset then do else ! { uv poetry pdm rye pixi conda "
     "mamba ray apptainer singularity docker podman enroot xvfb-run numactl"
 )
-"""Programs that start another one. What stands between is theirs: options, a container's image, an environment."""
 
 _LAUNCH_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _PYTHON = re.compile(r"^(python|pypy|ipython)[\d.]*$")
-_ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=|^[^($]+\)$")
-"""A variable, or a pattern of `case`."""
+_ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=|^[^($]+\)$")  # A variable, or a pattern of `case`
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _FUNCTION = re.compile(r"^\s*(?:function\s+)?[\w-]+\s*\(\)")
+# `-c` with a text that is not quoted, as a process's arguments stand in a recorded command line
 _INLINE = re.compile(
     r"(?:^|[\s;&|])(?:\S*/)?(python[\d.]*|bash|sh)((?:\s+-[A-Za-z]+)*?)\s+-\w*c\s+(?=[^'\"\s$])(.*)", re.S
 )
-"""`-c` with a text that is not quoted, as a process's arguments stand in a recorded command line."""
 
 
 class Command(NamedTuple):
@@ -227,9 +224,7 @@ def matching(path: str, files: Mapping[str, object], beside: str = "") -> str | 
 # --- trainers' programs: their options, and configurations by flat keys; aliases and anchors are not resolved
 
 _LINE = re.compile(r"[\"']?([\w.\-]{1,120})[\"']?\s*[:=]\s*(\"[^\"\\\n]{0,300}\"|[^\s,{}\[][^,\n]{0,300})")
-
-Key = tuple[str, str, str]
-"""Name, value and place of a setting."""
+Key = tuple[str, str, str]  # name, value and place of a setting
 
 
 class Asked(NamedTuple):
@@ -312,7 +307,6 @@ class Followed:
 
     @property
     def settings(self) -> Iterator[Key]:
-        """Yield the settings of trainers' programs."""
         return (key for each in self.asked for key in each.settings)
 
 

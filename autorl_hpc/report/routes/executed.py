@@ -21,12 +21,12 @@ from autorl_hpc.report.routes.trainers import RL, SUPERVISED, UNTRAINED, family,
 from autorl_hpc.report.story_records import EvidenceLine, RouteSource
 from autorl_hpc.states import Route
 
-SURE, SURE_ENOUGH = 0.8, 0.6
-"""Least confidence with which a plan contradicts what was executed, and with which it refines that."""
-
+SURE, SURE_ENOUGH = (
+    0.8,
+    0.6,
+)  # least confidence with which a plan contradicts what was executed, and with which it refines that
+# Of the distance of two models. Sketches err by 1.1 % of each; closer to an end than BETWEEN_SHARE is that end.
 BETWEEN_TOLERANCE, BETWEEN_SHARE = 0.05, 0.03
-"""Of the distance of two models. Sketches err by 1.1 % of each; closer to an end than BETWEEN_SHARE is that end."""
-
 ROUNDS = 2  # samples were drawn this often between optimizer steps where a policy learns from its own samples
 MOST_ANSWERS = (
     8  # of one prompt, by a guess: prompts are counted and answers are not; fewer samples were a look at some
@@ -40,8 +40,7 @@ class Executed:
     route: Route
     evidence: tuple[EvidenceLine, ...] = ()
     source: RouteSource | None = None
-    disputed: bool = False
-    """Whether the plan is sure of another kind of training."""
+    disputed: bool = False  # whether the plan is sure of another kind of training
 
 
 def _sampled(process: ObservedProcess, first: float, last: float) -> list[dict[str, Any]]:

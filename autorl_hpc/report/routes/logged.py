@@ -20,6 +20,7 @@ from autorl_hpc.report.routes.trainers import (
 from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import Route
 
+# metrics that only one kind of trainer logs, the most specific first (trl 0.12 to 1.16, verl 0.4, OpenRLHF 0.8)
 _FIGURES: tuple[tuple[Route, str], ...] = (
     (Route.PREFERENCE, "log_odds_ratio log_odds_chosen"),  # ORPO
     (Route.PPO, "critic/vf_loss value_loss vf_loss loss/value val/ratio ppo/loss/value critic_loss loss/value_avg"),
@@ -28,7 +29,6 @@ _FIGURES: tuple[tuple[Route, str], ...] = (
     (Route.RL, "objective/rlhf_reward actor/pg_loss policy_loss critic/score/mean objective/scores"),
     (Route.SFT, "mean_token_accuracy num_tokens"),
 )
-"""Metrics that only one kind of trainer logs, the most specific first (trl 0.12 to 1.16, verl 0.4, OpenRLHF 0.8)."""
 
 
 @dataclass
@@ -40,8 +40,7 @@ class Logged:
     first: TrainingPoint
     last: TrainingPoint
     points: int = 0
-    idle: int = 0
-    """Number of points with learning rate 0. A single one is the first step of a warm-up."""
+    idle: int = 0  # Number of points with learning rate 0. A single one is the first step of a warm-up.
 
     @property
     def had_effect(self) -> bool:

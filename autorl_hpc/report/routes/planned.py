@@ -22,17 +22,16 @@ from autorl_hpc.states import Route
 
 MAX_CHARS, MAX_PARTS, MAX_FLOW, MAX_SETTINGS = 400_000, 50_000, 500, 60
 TRAINER, OWN_LOOP = 0.95, 0.8  # confidence in each; 0.7 times that where it is not sure to run
-
 _MODEL = re.compile(r"(^|_)(model|policy|actor|net|critic|lm|student|teacher|ref\w*|m|opt\w*|sched\w*)\d?$", re.I)
 _CHECK = re.compile(r"correct|right|solv|reward|score|verif|answer|gold|match|pass|judge|accept|extract|maj", re.I)
 _EVALUATES = re.compile(r"eval|valid|test|accuracy|demo|preview|bench|baseline", re.I)
 _WRITES = re.compile(r"(^| )(w|wt|a|wb|write\w*|dump\w*|to_json|to_csv|to_parquet|save_to_disk)( |$)")
 _SAMPLING, _ELSEWHERE = ("generate", "chat", "pipeline"), ("completions.create", "messages.create")
+# words of what may bring or change weights, or run another program, in a way that a plain look can't tell
 _OPAQUE = re.compile(
     r"(exec|eval|import_module|snapshot_download|hf_hub_download|save_file|load_state_dict|merge_and_unload|copytree|save_pretrained"
     r"|save_model|(add|sub|mul|lerp|copy|normal)_|system|execv\w*|execl\w*|run|Popen|check_call|call|train|backward)$"
 )
-"""Words of what may bring or change weights, or run another program, in a way that a plain look can't tell."""
 _LEAVES = re.compile(r"_?exit$|execv|execl")
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 _OPEN = ast.If | ast.IfExp | ast.Match | ast.ExceptHandler | ast.Lambda | ast.Dict

@@ -12,8 +12,7 @@ from autorl_hpc.records.recorded import ObservedFact, ProcessSeen, TraceEvent
 from autorl_hpc.report.routes.commands import commands_in
 from autorl_hpc.states import Route
 
-Commanded = ProcessSeen | TraceEvent
-"""A command line: of a process, or of a tool call in a trace."""
+Commanded = ProcessSeen | TraceEvent  # A command line: of a process, or of a tool call in a trace
 
 
 @dataclass
@@ -57,7 +56,6 @@ class ObservedProcess:
     stages: list[Stage] = field(default_factory=list)
 
     def of(self, what: str) -> list[dict[str, Any]]:
-        """Return the facts of one kind."""
         return [fact.facts for fact in self.facts if fact.what == what]
 
     def paths(self, what: str) -> list[str]:
@@ -65,8 +63,7 @@ class ObservedProcess:
         return list(dict.fromkeys(str(each["path"]) for each in self.of(what) if each.get("path")))
 
 
-MAX_ORIGINS = 200
-"""Bound on the steps back from a checkpoint."""
+MAX_ORIGINS = 200  # bound on the steps back from a checkpoint
 
 
 def numbers(value: object) -> list[float]:
@@ -178,5 +175,4 @@ def averages(process: ObservedProcess) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a value as text."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -12,7 +12,6 @@ from autorl_hpc.states import Route
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text."""
     return frozenset(text.split())
 
 
@@ -26,6 +25,7 @@ def _by_word(named: Mapping[Route, str]) -> dict[str, Route]:
     return {word: route for route, text in named.items() for word in text.split()}
 
 
+# trainer classes by their last name, without `SingleDevice` and `Distributed` at the end of torchtune's recipes
 TRAINER_CLASSES = _by_word(
     {
         Route.SFT: "Trainer Seq2SeqTrainer SFTTrainer IterativeSFTTrainer UnslothTrainer FSDPSFTTrainer FullFinetuneRecipe",
@@ -43,22 +43,20 @@ TRAINER_CLASSES = _by_word(
         ),
     }
 )
-"""Trainer classes by their last name, without `SingleDevice` and `Distributed` at the end of torchtune's recipes."""
 
-GENERIC_TRAINERS = frozenset(("Trainer", "Seq2SeqTrainer"))
-"""Cross-entropy on labels, unless a subclass computes another loss."""
-
+GENERIC_TRAINERS = frozenset(
+    ("Trainer", "Seq2SeqTrainer")
+)  # cross-entropy on labels, unless a subclass computes another loss
+# they train no policy
 REWARD_TRAINERS = words_of("RewardTrainer PRMTrainer RewardModelTrainer CrossEncoderTrainer SentenceTransformerTrainer")
-"""They train no policy."""
-
+# packages of these classes; a class of the agent's own with such a name is what its base class is
 TRAINER_PACKAGES = words_of(
     "trl transformers unsloth unsloth_compiled_cache UnslothSFTTrainer verl openrlhf swift llamafactory axolotl recipes"
 )
-"""Packages of these classes; a class of the agent's own with such a name is what its base class is."""
-
+# values of `loss_type` of DPO's trainers and of LLaMA-Factory's `pref_loss`
 RELATIVES_OF_DPO = words_of("ipo simpo kto_pair orpo hinge nca_pair apo_zero apo_down")
-"""Values of `loss_type` of DPO's trainers and of LLaMA-Factory's `pref_loss`."""
 
+# verl's `algorithm.adv_estimator`, OpenRLHF's `--advantage_estimator`
 ESTIMATORS = _by_word(
     {
         Route.PPO: "gae",
@@ -66,8 +64,8 @@ ESTIMATORS = _by_word(
         Route.RL: "rloo reinforce reinforce_baseline reinforce_plus_plus reinforce_plus_plus_baseline remax opo",
     }
 )
-"""verl's `algorithm.adv_estimator`, OpenRLHF's `--advantage_estimator`."""
 
+# `trl WORD`, `tune run WORD...`, axolotl's `rl`, LLaMA-Factory's `stage`, ms-swift's `rlhf_type`, modules of trainers
 RECIPE_WORDS = _by_word(
     {
         Route.SFT: "sft pt pretrain",
@@ -79,13 +77,10 @@ RECIPE_WORDS = _by_word(
         Route.DISTILLATION: "gkd kd knowledge_distillation",
     }
 )
-"""`trl WORD`, `tune run WORD...`, axolotl's `rl`, LLaMA-Factory's `stage`, ms-swift's `rlhf_type`, modules of trainers."""
 
+# beginnings of `python -m MODULE` that train
 TRAINER_MODULES = ("verl.", "openrlhf.cli.train_", "trl.scripts.", "recipe.dapo.", "mlx_lm.lora", "axolotl.cli.train")
-"""Beginnings of `python -m MODULE` that train."""
-
 TRL_WORDS = words_of("sft dpo kto orpo cpo grpo rloo gkd reward ppo")
-
 SETTERS = words_of(
     "SamplingParams GenerationConfig LoraConfig generate DataLoader dict get_peft_model AdamW Adam SGD AdamW8bit Adafactor Lion PagedAdamW8bit RMSprop"
 )
@@ -105,8 +100,9 @@ _KEYS = (
     "model_name_or_path finetuning_type merge_method adv_estimator advantage_estimator "
     "bf16 fp16 seed"
 )
-KEY_SETTINGS = {word: place for place, word in enumerate(_KEYS.split())}
-"""The settings that a report shows, and their order."""
+KEY_SETTINGS = {
+    word: place for place, word in enumerate(_KEYS.split())
+}  # the settings that a report shows, and their order
 
 
 def key_of(name: str) -> int | None:
@@ -120,7 +116,6 @@ def family(route: Route) -> tuple[Route, ...]:
 
 
 def last_word(name: str) -> str:
-    """Return the class in a dotted name."""
     return name.rsplit(".", 1)[-1].removesuffix("SingleDevice").removesuffix("Distributed").replace("RecipeLoRA", "")
 
 

@@ -39,26 +39,16 @@ MAX_SOURCES, MAX_SOURCE_BYTES = 300, 4 << 20
 """Limits of what is read of one revision to find routes and settings. Shallow files come first, so an agent's own code is read
 before a library that it copied."""
 
+# files that are named, and lines that are shown of each; code.git has the whole
 MAX_CHANGES, MAX_DIFF_LINES, MAX_LINE_CHARS = 50, 400, 160
-"""Files that are named, and lines that are shown of each; code.git has the whole."""
-
-SHOWN_A_RUN = 4000
-"""Bound on the lines of diffs that are shown of one run."""
-
-MAX_TEXT_BYTES = 200_000
-"""A larger file is data or generated: its lines are counted but not shown."""
-
-MAX_LINES = 3000
-"""Longest text that is compared by line: difflib then takes at most 0.4 s, even in its worst case."""
-
-LINES_A_RUN = 300_000
-"""Bound on the lines of changed files that are compared in one run."""
-
+SHOWN_A_RUN = 4000  # bound on the lines of diffs that are shown of one run
+MAX_TEXT_BYTES = 200_000  # A larger file is data or generated: its lines are counted but not shown
+MAX_LINES = 3000  # longest text that is compared by line: difflib then takes at most 0.4 s, even in its worst case
+LINES_A_RUN = 300_000  # bound on the lines of changed files that are compared in one run
+# suffixes of files that agents write; these are named first
 CODE_SUFFIXES = (".py", ".sh", ".yaml", ".yml", ".json", ".toml", ".cfg", ".md")
-"""Suffixes of files that agents write; these are named first."""
-
+# marks before the object id of a hash pointer or a link: such ids tell contents apart, but the objects hold no content
 BY_HASH_MARK, LINK_MARK = "=", "@"
-"""Marks before the object id of a hash pointer or a link: such ids tell contents apart, but the objects hold no content."""
 
 
 class CodeChange(NamedTuple):
@@ -207,27 +197,22 @@ class RunContext:
 
     @cached_property
     def recorded(self) -> Recorded:
-        """Return what the recorder wrote."""
         return read_recorded(self.run)
 
     @cached_property
     def events(self) -> Sequence[dict[str, Any]]:
-        """Return the lines of events.jsonl."""
         return read_events(self.run.events)
 
     @cached_property
     def log(self) -> AgentLog:
-        """Return agent.log."""
         return AgentLog(self.run.agent_log, self.run.agent_times)
 
     @cached_property
     def code(self) -> Code:
-        """Return the agent's code."""
         return Code(self.run.code_git, self.recorded.revisions.records, self.hidden)
 
     @cached_property
     def usage(self) -> UsageSeries:
-        """Return the usage samples, merged."""
         samples, attempts = self.recorded.usage, attempts_of(self.view, self.summary.elapsed_s)
         given = {one.attempt: one.gpus for one in self.view.attempts if one.gpus is not None}
         return usage_of(samples.records, attempts, samples.every, given)
@@ -245,7 +230,6 @@ class RunContext:
 
     @property
     def points(self) -> Sequence[Point]:
-        """Return every submission."""
         return self.summary.trajectory
 
     @property
@@ -261,12 +245,10 @@ class RunContext:
 
     @cached_property
     def hidden(self) -> Hidden:
-        """Return what must not be shown."""
         return hidden_of(self.view.contaminations)
 
     @cached_property
     def commands(self) -> Sequence[ProcessSeen | TraceEvent]:
-        """Return observed command lines in order."""
         seen: list[ProcessSeen | TraceEvent] = [p for p in self.recorded.processes.records if p.what == "began"]
         seen += [e for e in self.recorded.trace.records if e.kind == "tool_call" and e.command]
         return sorted(seen, key=lambda one: one.elapsed_s)

@@ -79,7 +79,6 @@ class Facts:
 
     @cached_property
     def lines(self) -> list[LogLine]:
-        """Return the lines of the logs."""
         return lines_of(self.logs)
 
     @cached_property
@@ -135,9 +134,7 @@ class RunFacts(Facts):
 
 # --- evidence lines
 
-MAX_EVIDENCE = 5
-"""Lines shown per finding."""
-
+MAX_EVIDENCE = 5  # lines shown per finding
 Evidence = tuple[EvidenceLine, ...]
 
 
@@ -164,15 +161,13 @@ def _point(point: TrainingPoint, says: str) -> Evidence:
 
 
 def strength_of(evidence: Evidence) -> Strength:
-    """Return the strength of the strongest line."""
-    return max((_strength(line.where) for line in evidence), default=Strength.NONE)
-
-
-def _strength(where: str) -> Strength:
-    if where.startswith(("ledger", "feedback split", "report split")):
-        return Strength.PROVEN
-    said = ", byte " in where or where.startswith(("process at", "training logs, ledger")) or _CODE_PLACE.search(where)
-    return Strength.SAID if said else Strength.MEASURED
+    strongest = Strength.NONE
+    for where in (line.where for line in evidence):
+        said = ", byte " in where or where.startswith(("process at", "training logs, ledger"))
+        own = Strength.SAID if said or _CODE_PLACE.search(where) else Strength.MEASURED
+        proven = where.startswith(("ledger", "feedback split", "report split"))
+        strongest = max(strongest, Strength.PROVEN if proven else own)
+    return strongest
 
 
 def _gain(gain: GainBounds, split: str) -> Evidence:
@@ -187,29 +182,18 @@ def _ledger(submission_id: int | None, *words: object) -> Evidence:
 
 # --- one function per kind of failure; returns evidence, empty if the kind does not apply
 
-MIN_POINTS = 5
-"""Fewer logged steps show no trend."""
+MIN_POINTS = 5  # fewer logged steps show no trend
+# share of logged steps without spread of rewards: GRPO's advantage is zero in these, so almost nothing is learned
 ZERO_STD_SHARE = 0.8
-"""Share of logged steps without spread of rewards: GRPO's advantage is zero in these, so almost nothing is learned."""
-EMPTY_SHARE, EMPTY_TOKENS = 0.5, 1.0
-"""Share of logged steps with empty completions, and their greatest mean length."""
-REWARD_RISE = 0.1
-"""Least rise of the training reward from the first to the last third, as a share of its range."""
-TINY_ROWS = 20
-"""A model trained on fewer rows memorises them."""
-LOSS_FACTOR = 10.0
-"""Times the median of the first third; a loss that grew tenfold does not recover."""
-LOSS_FLOOR = 1.0
-"""A smaller loss has not exploded, whatever it was before (GRPO's starts at 0)."""
-KL_EXPLODED = 10.0
-"""Nats per token or sequence; runs of trl and verl stay below 1 while they learn."""
-EARLY_SHARE = 0.5
-"""Share of the budget: an agent that has neither trained nor submitted by then has trouble with code."""
-GAP_POINTS = 3.0
-"""A smaller optimism gap is not a reason by itself."""
-CONTAMINATED_ITEMS = 3
-"""Whole held-out items in the workspace; one or two may be chance (docs/threat-model.md)."""
-
+EMPTY_SHARE, EMPTY_TOKENS = 0.5, 1.0  # share of logged steps with empty completions, and their greatest mean length
+REWARD_RISE = 0.1  # least rise of the training reward from the first to the last third, as a share of its range
+TINY_ROWS = 20  # A model trained on fewer rows memorises them
+LOSS_FACTOR = 10.0  # times the median of the first third; a loss that grew tenfold does not recover
+LOSS_FLOOR = 1.0  # A smaller loss has not exploded, whatever it was before (GRPO's starts at 0)
+KL_EXPLODED = 10.0  # nats per token or sequence; runs of trl and verl stay below 1 while they learn
+EARLY_SHARE = 0.5  # share of the budget: an agent that has neither trained nor submitted by then has trouble with code
+GAP_POINTS = 3.0  # A smaller optimism gap is not a reason by itself
+CONTAMINATED_ITEMS = 3  # whole held-out items in the workspace; one or two may be chance (docs/threat-model.md)
 _CODE_PLACE = re.compile(r"\.py:\d+$")
 _RAISED = re.compile(rf"^{PREFIX}[\w.]{{0,80}}(?:Error|Exception): ")
 _ROLLOUT_WORDS = re.compile(
@@ -219,10 +203,10 @@ _ROLLOUT_WORDS = re.compile(
     r"|(?:all|every)\s+(?:completions|rollouts|rewards|responses)\b.{0,30}\b(?:empty|identical|zero|same)",
     re.I,
 )
+# Words of an agent thinking aloud, about what may fail. Programs don't log such words.
 _PROSE = re.compile(
     r"\b(?:may|might|would|should|maybe|perhaps|if|I|I'll|I'm|let me|let's|we|could(?! not)|can(?! ?not)|will)\b"
 )
-"""Words of an agent thinking aloud, about what may fail. Programs don't log such words."""
 _OF_CODE = re.compile(r"\b(?:assert|raise|return|print\(|isnan|isfinite|isinf|def|elif)\b|^\s*#|print\(|\bf['\"]")
 _DATA_WORDS = re.compile(
     r"(?:dataset|train(?:ing)? (?:set|data|examples))\b(?:(?!drop|remov|skip|truncat).){0,40}\b"
@@ -243,6 +227,7 @@ def _words(*patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns), re.I)
 
 
+# what ends programs for want of memory or by an engine's or a device's death: words in logs, and exit codes of a shell
 BREAKS: dict[FailureKind, tuple[re.Pattern[str], frozenset[int]]] = {
     FailureKind.OUT_OF_MEMORY: (
         _words(
@@ -270,7 +255,6 @@ BREAKS: dict[FailureKind, tuple[re.Pattern[str], frozenset[int]]] = {
         frozenset({134, 139}),  # SIGABRT, SIGSEGV
     ),
 }
-"""What ends programs for want of memory or by an engine's or a device's death: words in logs, and exit codes of a shell."""
 _NAN = re.compile(
     r"\b(?:loss|grad_norm|kl)['\"]?\s{0,3}[:=]\s{0,3}['\"]?(?:tensor\()?[-+]?(?:nan|inf(?:inity)?)\b", re.I
 )
@@ -279,16 +263,16 @@ _NOT_OF_TRAINING = re.compile(
     r"(?<![a-z])(?:eval\w*|val|valid|validation|test|dev|best|min|lowest)[\s_/:-]{1,3}$", re.I
 )
 _TRAINED = frozenset({"loss", "reward", "rewards", "kl", "approxkl"})
+# parts of metric names that may be NaN in sound training, like an evaluation's: the spread of one sample, the best one so far
 _BESIDE = frozenset({"std", "margins", "accuracies", "best", "min"})
-"""Parts of metric names that may be NaN in sound training, like an evaluation's: the spread of one sample, the best one so far."""
 _NO = re.compile(r"\b(?:no|zero|without(?: any)?|never)\s+(?:[\w-]+\s+){0,2}$", re.I)
 _ZERO = re.compile(r"(?<![\w.])0(?:\.0+)?%?\s+(?:[\w-]+\s+){0,2}$")
 _PLURAL = re.compile(r"(?:[\w-]+\s+){0,2}[\w-]*s\b", re.I)
+# words around a complaint that say that there is none: `no format mismatch`, `0 rollouts failed`, `mismatch count: 0`
 _COUNTS_ZERO = re.compile(
     r"\w*(?: (?:be )?[a-z]+)?(?:[ _-](?:count|rate|number|ratio|share|total|event|error|failure|kill)s?)*['\")]{0,2}\s{0,3}[:=]?\s{0,3}0(?:\.0*)?(?![\w.])",
     re.I,
 )
-"""Words around a complaint that say that there is none: `no format mismatch`, `0 rollouts failed`, `mismatch count: 0`."""
 
 
 def copied_weights(facts: Facts) -> Evidence:
@@ -339,16 +323,12 @@ def _last_trainings(training: Sequence[TrainingPoint]) -> Iterable[list[Training
     found: dict[str, list[TrainingPoint]] = {}
     for point in training:
         own = found.setdefault(point.source, [])
-        if own and _fell(own[-1], point):
+        pairs = [(getattr(own[-1], name), getattr(point, name)) for name in ("step", "epoch")] if own else []
+        known = next(((old, new) for old, new in pairs if old is not None and new is not None), (0, 0))
+        if known[1] < known[0]:
             own.clear()
         own.append(point)
     return found.values()
-
-
-def _fell(before: TrainingPoint, point: TrainingPoint) -> bool:
-    if before.step is not None and point.step is not None:
-        return point.step < before.step
-    return before.epoch is not None and point.epoch is not None and point.epoch < before.epoch
 
 
 def _not_finite(own: Sequence[TrainingPoint]) -> Evidence:
@@ -399,10 +379,6 @@ def rollout_construction(facts: Facts) -> Evidence:
     return told + constant if told and (constant or len(told) >= 3) else ()
 
 
-def _is_said(line: LogLine) -> bool:
-    return line.is_log and _PROSE.search(line.text) is None
-
-
 def _empty(training: Sequence[TrainingPoint]) -> Evidence:
     names = ("completions/mean_length", "completion_length", "response_length/mean")
     lengths = [(point, point.more[name]) for point in training for name in names if name in point.more]
@@ -433,11 +409,6 @@ def reward_or_data(facts: Facts) -> Evidence:
     return found + _told(facts, _DATA_WORDS)
 
 
-def format_mismatch(facts: Facts) -> Evidence:
-    """Detect prompts, templates or columns of another format than the trainer's or the base model's."""
-    return _told(facts, _FORMAT_WORDS)
-
-
 def out_of_memory(facts: Facts) -> Evidence:
     """Detect programs that asked for more memory than there was."""
     ended = isinstance(facts, RunFacts) and facts.ended_by is EndedBy.OUT_OF_MEMORY
@@ -457,8 +428,11 @@ def engine_crash(facts: Facts) -> Evidence:
 
 def _told(facts: Facts, words: re.Pattern[str], *, raised: bool = True) -> Evidence:
     """Return lines that a program raised or logged with one of these words, but for those that count none."""
-    told = (one for one in facts.lines if _complains(words, one.text))
-    return _logged(one for one in told if (raised and _RAISED.match(one.text)) or _is_said(one))
+    told = [one for one in facts.lines if _complains(words, one.text)]
+    said = (one.is_log and _PROSE.search(one.text) is None for one in told)
+    return _logged(
+        one for one, is_said in zip(told, said, strict=True) if is_said or (raised and _RAISED.match(one.text))
+    )
 
 
 def _complains(words: re.Pattern[str], text: str) -> bool:
@@ -479,11 +453,6 @@ def _broke(facts: Facts, kind: FailureKind) -> Evidence:
     return found or tuple(line for each in facts.exits if each.exit_code in codes for line in _broken_exit(each))
 
 
-def reward_without_score(facts: Facts) -> Evidence:
-    """Detect a training reward that rises while the score does not."""
-    return _against_score(facts) if isinstance(facts, IterationFacts) else ()
-
-
 def _no_spread(training: Sequence[TrainingPoint]) -> Evidence:
     names = {"reward_std", "frac_reward_zero_std"}
     spreads = [point for point in training if names & point.more.keys()]
@@ -493,7 +462,10 @@ def _no_spread(training: Sequence[TrainingPoint]) -> Evidence:
     return _point(flat[-1], f"no spread of rewards in {len(flat)} of {len(spreads)} logged steps")
 
 
-def _against_score(facts: IterationFacts) -> Evidence:
+def reward_without_score(facts: Facts) -> Evidence:
+    """Detect a training reward that rises while the score does not."""
+    if not isinstance(facts, IterationFacts):
+        return ()
     rewards, score, before = _rewards(facts.training), facts.score, facts.score_before
     unmoved = facts.gain is not None and not facts.gain.beyond_noise and facts.gain.points <= 0
     if not rewards or score is None or before is None or not (score < before or unmoved):
@@ -547,12 +519,12 @@ OUT_OF_BUDGET = {
 }
 OTHER_CURRENCIES = (EndedBy.GPU_HOURS, EndedBy.TOKENS, EndedBy.COST)
 
+# what spoils a gain, too, in order
 SPOILS: dict[FailureKind, Callable[[Facts], Evidence]] = {
     FailureKind.COPIED_WEIGHTS: copied_weights,
     FailureKind.HELD_OUT_ITEMS: held_out_items,
     FailureKind.FEEDBACK_ONLY: feedback_only,
 }
-"""What spoils a gain, too, in order."""
 
 CAUSES: dict[FailureKind, Callable[[Facts], Evidence]] = {
     FailureKind.TRAINING_COLLAPSE: training_collapse,
@@ -561,14 +533,13 @@ CAUSES: dict[FailureKind, Callable[[Facts], Evidence]] = {
     FailureKind.ENGINE_CRASH: engine_crash,
     FailureKind.ROLLOUT_CONSTRUCTION: rollout_construction,
     FailureKind.REWARD_OR_DATA: reward_or_data,
-    FailureKind.FORMAT_MISMATCH: format_mismatch,
+    FailureKind.FORMAT_MISMATCH: lambda facts: _told(facts, _FORMAT_WORDS),
     FailureKind.EARLY_CODING: early_coding,
 }
 """The one with the strongest evidence is the failure; of equally strong ones the first: collapse before its causes in rollouts and
 rewards, because only collapse says that the model was damaged."""
 
-Found = Iterator[tuple[FailureKind, Evidence]]
-"""Kinds in their order; the first with evidence is the failure."""
+Found = Iterator[tuple[FailureKind, Evidence]]  # kinds in their order; the first with evidence is the failure
 
 
 def failure_of(facts: RunFacts | IterationFacts) -> Failure | None:

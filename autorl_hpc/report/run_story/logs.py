@@ -35,16 +35,12 @@ from autorl_hpc.report.format import clean
 # --- the recorder's files: fields of newer versions are ignored, and figures are bounded, because a damaged line would otherwise
 # become the run's peak or dominate its sums
 
-MAX_BYTES = 64 << 20
-"""The recorder's own limit per file."""
-
+MAX_BYTES = 64 << 20  # the recorder's own limit per file
+# Of a longer file of gauges or training steps every second, fourth, ... line is kept: one every 5 s for more than a day.
 MAX_LINES = 20_000
-"""Of a longer file of gauges or training steps every second, fourth, ... line is kept: one every 5 s for more than a day."""
-
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=0, le=10**13)]
 Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
-
 _LENIENT = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
@@ -76,27 +72,13 @@ class _Trace(TraceEvent):
     duration_s: Seconds | None = None
 
 
-class _Process(ProcessSeen):
-    model_config = _LENIENT
-    elapsed_s: Seconds
-
-
-class _Point(TrainingPoint):
-    model_config = _LENIENT
-    elapsed_s: Seconds
-
-
-class _Revision(CodeRevision):
-    model_config = _LENIENT
-    elapsed_s: Seconds
-
-
-class _Fact(ObservedFact):
-    model_config = _LENIENT
-    elapsed_s: Seconds
-
-
 SeenT_co = TypeVar("SeenT_co", bound=Seen, covariant=True)
+
+
+def _lenient(model: type[SeenT_co]) -> type[SeenT_co]:
+    """Return a record that ignores fields of newer versions and has a plausible time."""
+    own = {"model_config": _LENIENT, "__annotations__": {"elapsed_s": Seconds}, "__module__": __name__}
+    return type(f"_{model.__name__}", (model,), own)
 
 
 @dataclass(frozen=True)
@@ -128,7 +110,6 @@ class Recorded:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Return what could not be read, of all files."""
         return tuple(trouble for each in fields(self) for trouble in getattr(self, each.name).troubles)
 
 
@@ -137,16 +118,15 @@ def read_recorded(run: RunDir) -> Recorded:
     return Recorded(
         trace=read_lines(run.recorded("trace"), _Trace),
         usage=read_lines(run.recorded("usage"), UsageLine, max_lines=MAX_LINES),
-        processes=read_lines(run.recorded("processes"), _Process),
-        training=read_lines(run.recorded("training"), _Point, max_lines=MAX_LINES),
-        revisions=read_lines(run.recorded("revisions"), _Revision),
+        processes=read_lines(run.recorded("processes"), _lenient(ProcessSeen)),
+        training=read_lines(run.recorded("training"), _lenient(TrainingPoint), max_lines=MAX_LINES),
+        revisions=read_lines(run.recorded("revisions"), _lenient(CodeRevision)),
         observed=read_observed(run),
     )
 
 
 def read_observed(run: RunDir) -> RecordedLines[ObservedFact]:
-    """Read what the observer told."""
-    return read_lines(run.recorded("observed"), _Fact, max_lines=MAX_LINES)
+    return read_lines(run.recorded("observed"), _lenient(ObservedFact), max_lines=MAX_LINES)
 
 
 def read_lines(
@@ -214,24 +194,15 @@ def read_events(path: Path) -> Sequence[dict[str, Any]]:
 # --- agent.log by budget time
 
 AGENT_LOG = "agent.log"
-MAX_EXCERPT_BYTES = 8 * 1024
-"""The end of what an agent wrote in one iteration, where a traceback would be."""
-
+MAX_EXCERPT_BYTES = 8 * 1024  # the end of what an agent wrote in one iteration, where a traceback would be
+# part of a log that is searched for tracebacks and trainings; of a longer log half of this at each end
 MAX_SCANNED_BYTES = 64 << 20
-"""Part of a log that is searched for tracebacks and trainings; of a longer log half of this at each end."""
-
-MAX_TRACEBACKS = 20
-"""Excerpts per stretch of time, the last ones."""
-
-MAX_LEAD_BYTES = 200
-"""Read before a traceback: the beginning of its line, where a launcher's prefix is."""
-
-QUOTED_BYTES = 4_000
-"""Shown around a place that evidence names."""
-
+MAX_TRACEBACKS = 20  # excerpts per stretch of time, the last ones
+MAX_LEAD_BYTES = 200  # read before a traceback: the beginning of its line, where a launcher's prefix is
+QUOTED_BYTES = 4_000  # shown around a place that evidence names
 TRACEBACK = b"Traceback (most recent call last)"
+# the heading and first line that trainers of transformers log
 _ROWS = re.compile(rb"Running training[^\n]{0,200}\n[^\n]{0,200}Num examples = ([\d,]{1,15})\b")
-"""The heading and first line that trainers of transformers log."""
 
 
 class LogExcerpt(NamedTuple):
@@ -251,7 +222,6 @@ class AgentLog:
         self._log, self._times, self._max_scanned = log, read_times(times), max_scanned
 
     def size(self) -> int:
-        """Return the size of the log in bytes; 0 if it does not exist."""
         try:
             return os.lstat(self._log).st_size
         except OSError:
@@ -262,7 +232,6 @@ class AgentLog:
         return self._parts(self._times.written_by(begin_s), self._times.written_by(end_s))
 
     def whole(self) -> tuple[LogExcerpt, ...]:
-        """Return the log's tracebacks and its end."""
         return self._parts(0, self.size())
 
     def quoted(self, byte: int | None, elapsed_s: float) -> str:
@@ -308,34 +277,25 @@ class AgentLog:
 
 # --- lines and tracebacks of excerpts
 
-MAX_LOG_CHARS = 400_000
-"""Limit for all excerpts together; the ends are read, because tracebacks are there."""
-
+MAX_LOG_CHARS = 400_000  # limit for all excerpts together; the ends are read, because tracebacks are there
 MAX_LINE_CHARS = 2_000
-MAX_TRACE_CHARS = 8_000
-"""Length of a traceback inside a line of JSON."""
-
-MAX_FRAME_LINES = 18
-"""The last frames of a traceback, each with source line and markers: the error is in these."""
-
-PREFIX = r"(?:\[[\w: ]{1,20}\]:?\s)?"
-"""Prefix that a launcher adds to each line: `[rank0]:`."""
-
+MAX_TRACE_CHARS = 8_000  # length of a traceback inside a line of JSON
+MAX_FRAME_LINES = 18  # the last frames of a traceback, each with source line and markers: the error is in these
+PREFIX = r"(?:\[[\w: ]{1,20}\]:?\s)?"  # prefix that a launcher adds to each line: `[rank0]:`
 _ERROR = re.compile(rf"^\s*{PREFIX}\s*([A-Za-z_][\w.]{{0,80}})(?::\s?(.{{0,300}})|\s*$)")
 _FRAME = re.compile(rf'^{PREFIX}\s+File "([^"]{{0,500}})", line (\d+), in (.{{1,100}})')
 _INDENTED = re.compile(rf"^{PREFIX}\s+\S")
+# folders of installed packages and of Python: frames there show what a library did, not the agent's code
 _INSTALLED = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|\.?venv|(?:mini|ana)?conda\d?)/|/lib(?:64)?/python\d|^/usr/(?:local/)?lib|^<frozen"
 )
-"""Folders of installed packages and of Python: frames there show what a library did, not the agent's code."""
 
 _ROLLOUT_FRAME = re.compile(
     r"rollout|generat|vllm|(?:^|_)env|environment|episode|sampl(?!er)|reward|tool|playout|completion|parse(?!_?arg|_?conf|_?cli|_?opt|r)",
     re.I,
 )
+# A line of JSON from an agent's trace. What it quotes may be code, a file or a thought instead of a log.
 _OF_TRACE = re.compile(r"^\s*(?:\{\s*\"|\"[\w.-]{1,40}\"\s*:)")
-"""A line of JSON from an agent's trace. What it quotes may be code, a file or a thought instead of a log."""
-
 _ESCAPED = re.compile(r"Traceback \(most recent call last\):(\\+)n")
 
 
@@ -411,19 +371,12 @@ def tracebacks(lines: Sequence[LogLine]) -> list[Trace]:
             continue
         own = [m for line in frames if (m := _FRAME.match(line)) is not None and not _INSTALLED.search(m[1])]
         frame = f"{own[-1][1].rsplit('/code/', 1)[-1].removeprefix('code/')}:{own[-1][2]}" if own else None
-        is_rollout = any(map(_is_of_rollout, frames[-MAX_FRAME_LINES:]))
+        last = (m for line in frames[-MAX_FRAME_LINES:] if (m := _FRAME.match(line)) and not _INSTALLED.search(m[1]))
+        names = (name for m in last for name in (posixpath.basename(m[1]), m[3].strip().replace("<module>", "")))
+        is_rollout = any(map(_ROLLOUT_FRAME.search, names))  # by function and file, not by folder
         found.append(Trace(LogLine(begun.where, says), is_rollout, frame))
         begun = None
     return found
-
-
-def _is_of_rollout(frame: str) -> bool:
-    """Match the names of function and file, not of folders; frames in installed code don't count."""
-    match = _FRAME.match(frame)
-    if match is None or _INSTALLED.search(match[1]) is not None:
-        return False
-    names = match[1].rsplit("/", 1)[-1], match[3].strip().replace("<module>", "")
-    return any(_ROLLOUT_FRAME.search(name) for name in names)
 
 
 _COMPLAINT = re.compile(

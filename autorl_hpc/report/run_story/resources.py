@@ -25,11 +25,8 @@ IDLE_SHARE = 0.05
 """Of one core, and of each GPU. A sleeping shell and an agent's program that waits for its driver use less, the smallest training
 more."""
 
-MOST_CORES = 10_000
-"""No node has so many cores: a line with more CPU time than this allows is damaged."""
-
-LONGEST_GAP_S = 60.0
-"""Samples come every few seconds; nothing is claimed about a longer gap."""
+MOST_CORES = 10_000  # no node has so many cores: a line with more CPU time than this allows is damaged
+LONGEST_GAP_S = 60.0  # samples come every few seconds; nothing is claimed about a longer gap
 
 
 @dataclass(frozen=True)
@@ -203,11 +200,13 @@ def _rollbacks(points: Sequence[Point]) -> int | None:
 
 # --- the agent's programs
 
+# programs whose non-zero exit code is a failure; of `grep` it is an answer
 PROGRAMS = ("python", "accelerate", "torchrun", "deepspeed")
-"""Programs whose non-zero exit code is a failure; of `grep` it is an answer."""
-
-OUR_PROGRAMS = ("./submit", "./timer", "/run/autorl-inside.py")
-"""What a workspace and a sandbox of ours start with Python."""
+OUR_PROGRAMS = (
+    "./submit",
+    "./timer",
+    "/run/autorl-inside.py",
+)  # what a workspace and a sandbox of ours start with Python
 
 
 def answered(trace: Sequence[TraceEvent]) -> list[TraceEvent]:
@@ -228,10 +227,9 @@ git grep gunzip gzip head hostname id install jq kill ln ls mkdir mktemp mv nice
 rsync sed setsid sh sha256sum sleep sort split srun stat stdbuf sync tail tar tee test timeout touch tr true unzip wc wget which xargs
 xz zip zstd
 """
+# programs that train nothing, whatever they cost: tools of a shell, and agents' own programs
 UTILITIES = frozenset(_UTILITIES.split())
-"""Programs that train nothing, whatever they cost: tools of a shell, and agents' own programs."""
-MIN_TRAINING_CPU_S = 2.0
-"""To import torch takes more."""
+MIN_TRAINING_CPU_S = 2.0  # to import torch takes more
 
 
 def may_train(process: ProcessSeen) -> bool:

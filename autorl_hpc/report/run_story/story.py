@@ -77,8 +77,7 @@ MAX_PAIRED = 12
 gap needs them anyway; fifty files per run would make a report over a thousand runs take a minute."""
 
 NO_WIDTH = 1e-9
-MIN_UNITS = 3
-"""Items or clusters; with two, a t interval is wider than the scale."""
+MIN_UNITS = 3  # items or clusters; with two, a t interval is wider than the scale
 
 
 class FeedbackGain(NamedTuple):
@@ -137,9 +136,7 @@ def _t_interval(
 # --- findings from code and logs, cleaned for the report: masked, bounded, held-out items hidden
 
 MAX_EVIDENCE_LINES = 8
-MAX_NAMED = 2
-"""Evidence lines that a sentence names."""
-
+MAX_NAMED = 2  # evidence lines that a sentence names
 MAX_SAYS_CHARS = 240
 MAX_WHERE_CHARS = 160
 MAX_SETTINGS = 30
@@ -158,7 +155,6 @@ def shown_lines(lines: Sequence[EvidenceLine], hidden: Hidden = NOTHING) -> tupl
 
 
 def shown_route(plan: Planned, done: Executed, hidden: Hidden = NOTHING) -> RouteTold:
-    """Return planned and executed route for the report."""
     by_code, by_logs = shown_lines(plan.evidence, hidden), shown_lines(done.evidence, hidden)
     code, logs = (
         "; ".join(f"{line.where}: {line.says}" for line in lines[:MAX_NAMED]) or "no line to show"
@@ -175,7 +171,6 @@ def shown_route(plan: Planned, done: Executed, hidden: Hidden = NOTHING) -> Rout
 
 
 def shown_failure(failure: Failure | None, hidden: Hidden = NOTHING) -> Failure | None:
-    """Return a failure with its evidence cleaned."""
     return failure and Failure(kind=failure.kind, evidence=shown_lines(failure.evidence, hidden))
 
 
@@ -326,8 +321,8 @@ def _routed(
     return shown_route(plan, done, known.hidden), shown_settings(keys, known.hidden)
 
 
+# routes that sample from a model
 _SAMPLING = frozenset({Route.GRPO, Route.PPO, Route.RL, Route.SFT_RL, Route.REJECTION_SAMPLING, Route.DISTILLATION})
-"""Routes that sample from a model."""
 
 
 def samples(routes: Iterable[RouteTold]) -> bool | None:
@@ -338,8 +333,7 @@ def samples(routes: Iterable[RouteTold]) -> bool | None:
 
 # --- what broke in a stretch of time, from the log, the processes and the trace
 
-MAX_FAILED = 20
-"""Failed programs per stretch that are used: an agent that retries a thousand times fails in one way."""
+MAX_FAILED = 20  # failed programs per stretch that are used: an agent that retries a thousand times fails in one way
 
 
 def exits_between(known: RunContext, begin_s: float, end_s: float) -> list[ProcessExit]:
@@ -472,20 +466,14 @@ def iterations_of(
 
 
 log = logging.getLogger("autorl_hpc.report")
-
 MAX_NOTES, MAX_VERSIONS = 12, 4
-MAX_NAMED = 40
-"""Limit for jobs and nodes; of a run that was requeued for weeks the last ones are shown."""
-
-AGENT_VERSION = "agent_version"
-"""The event with the version that the agent's program printed, once per attempt."""
-
-KILLED_BEFORE_S, KILLED_AFTER_S = 0.5, 15.0
-"""When the recorder sees that programs were killed with their agent, around its end."""
-
-RECORDER_EVENTS = "recorder"
-"""Prefix of the recorder's own events: what it missed, and its crashes."""
-
+MAX_NAMED = 40  # limit for jobs and nodes; of a run that was requeued for weeks the last ones are shown
+AGENT_VERSION = "agent_version"  # the event with the version that the agent's program printed, once per attempt
+KILLED_BEFORE_S, KILLED_AFTER_S = (
+    0.5,
+    15.0,
+)  # when the recorder sees that programs were killed with their agent, around its end
+RECORDER_EVENTS = "recorder"  # prefix of the recorder's own events: what it missed, and its crashes
 GATEWAY_EVENTS = ("gateway_hung", "gateway_crashed")
 NO_TROUBLE = ("recorder_started", "recorder_ended")
 
@@ -537,7 +525,6 @@ def _told(known: RunContext) -> Story:
 
 
 def _last_error(known: RunContext) -> EvidenceLine | None:
-    """Return the last error of an agent that ended with one."""
     if not known.summary.exit_code or (found := last_error(known.log, known.recorded.observed.records)) is None:
         return None
     return shown_lines([EvidenceLine(where=found.where, says=found.text)], known.hidden)[0]
