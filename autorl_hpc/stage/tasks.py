@@ -215,7 +215,7 @@ def stage_task(
             else:
                 task = prepare_smith(task, source, work, say)
             _check_pins(task, work)
-            store = _install(work, task, "task", heldout.train_names(task), root.task_store(task.name))
+            store = _install(work, task, "task", sorted(task.file.train_files), root.task_store(task.name))
             vault = _install(work, task, "vault", heldout.vault_names(task), root.task_vault(task.name))
     except OSError as error:
         raise from_os_error(error, f"staging {task.name}", lasting(error, root)) from error

@@ -106,10 +106,8 @@ def staged_base_model(root: Root, record: RunRecord) -> BaseModel:
 MAX_INNER, MAX_INNER_DEPTH = 200, 3  # folders that are looked into for a checkpoint below the submitted one
 MAX_FILES = 2000  # a checkpoint has tens of files, a trainer's output folder hundreds
 OPTIMIZER_BYTES_PER_VALUE, SLACK_BYTES = 16, 1 << 30  # training state (Adam in fp32, master weights) isn't larger
-HEADER_BYTES, HEADER_BYTES_PER_TENSOR = (
-    1 << 20,
-    4096,
-)  # 150 bytes a tensor are usual; parsing takes many times as much memory
+# 150 bytes a tensor are usual; parsing takes many times as much memory
+HEADER_BYTES, HEADER_BYTES_PER_TENSOR = 1 << 20, 4096
 
 
 @dataclass(frozen=True)
