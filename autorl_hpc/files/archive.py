@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator

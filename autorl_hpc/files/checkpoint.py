@@ -15,13 +15,16 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from autorl_hpc.errors import Refused
 from autorl_hpc.files import reading
 from autorl_hpc.files.faults import again
 from autorl_hpc.files.progress import bar
 from autorl_hpc.records import canonical_json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 MAX_JSON_BYTES = 16 * 1024 * 1024  # limit for config.json and the shard index; an index of a million tensors is smaller
@@ -269,3 +272,31 @@ def tree_sha256(folder: Path, files: Iterable[str] | None = None) -> str:
     """Return a hash (hex) over (relative path, sha256) of the files below `folder`, or of `files` in it."""
     names = walk_files(folder) if files is None else sorted(files)
     return hashlib.sha256(canonical_json([[name, file_sha256(folder / name)] for name in names])).hexdigest()
+
+
+# --- values of a file as numpy arrays
+
+STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+def widen(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return values of a safetensors dtype (F32, F16; BF16 as uint16) as new fp32 values, exactly."""
+    import numpy as np
+
+    if dtype != "BF16":
+        found: NDArray[Any] = stored.astype(np.float32)
+        return found
+    bits = stored.astype(np.uint32)
+    bits <<= 16
+    return bits.view(np.float32)
+
+
+def narrow(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return finite fp32 values in a safetensors dtype (BF16 as uint16), rounded to nearest even, Inf if too large."""
+    import numpy as np
+
+    if dtype != "BF16":
+        with np.errstate(over="ignore"):
+            return values.astype(STORED[dtype])
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

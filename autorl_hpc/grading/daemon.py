@@ -110,34 +110,30 @@ class Activity:
         """Return whether no agent would be left without a grader. Called after `idle_exit_s` without work."""
         if self.record.cluster is None:
             return True
-        return not self.agents_work() and not self._last_of_chain_while_agents_wait()
-
-    def _last_of_chain_while_agents_wait(self) -> bool:
+        if self.agents_work():
+            return False
         jobs = read_submitted(self.experiment)
         mine = [] if jobs is None else [job for job in jobs.submitted if job.job_id == os.environ.get("SLURM_JOB_ID")]
         if jobs is None or not mine:  # a grader beside an agent (`placement: step`) is restarted by the agent's job
-            return False
+            return True
         chain = [job for job in jobs.submitted if job.name == mine[0].name and not job.taken_back]
         is_last = all(job.number <= mine[0].number for job in chain)
-        return is_last and bool(JobTable.of(jobs, read_seen(self.experiment).jobs).alive_runs())
+        return not is_last or not JobTable.of(jobs, read_seen(self.experiment).jobs).alive_runs()
 
     def agents_work(self) -> bool:
         """Return whether any clock has moved in the last minute."""
         now = time.monotonic()
         if self._last_look is None or now - self._last_look >= LOOK_S:
-            if self._moved() or self._last_look is None:  # at the first look assume that a clock has just moved
+            before = dict(self._counters)
+            for run_id in set(self.record.runs) - set(reading.list_names(self.experiment.finished)):
+                clock = reading.read_json_or_none(self.experiment.run(run_id).clock)
+                if isinstance(clock, dict) and isinstance(counter := clock.get("counter"), int):
+                    self._counters[run_id] = counter
+            moved = any(self._counters[run_id] != counter for run_id, counter in before.items())
+            if moved or self._last_look is None:  # at the first look assume that a clock has just moved
                 self._last_move = now
             self._last_look = now
         return now - self._last_move <= STANDS_STILL_S
-
-    def _moved(self) -> bool:
-        before = dict(self._counters)
-        for run_id in set(self.record.runs) - set(reading.list_names(self.experiment.finished)):
-            clock = reading.read_json_or_none(self.experiment.run(run_id).clock)
-            counter = clock.get("counter") if isinstance(clock, dict) else None
-            if isinstance(counter, int):
-                self._counters[run_id] = counter
-        return any(self._counters[run_id] != counter for run_id, counter in before.items())
 
 
 def kept_while_open(view: RunView) -> set[str]:
@@ -186,7 +182,9 @@ class Grader:
         self.host = host_name()
         self.id = f"{self.host}-{os.getpid()}-{secrets.token_hex(3)}"
         beat = Heartbeat(grader=self.id, host=self.host, pid=os.getpid(), counter=0, state="starting", job_id=job_id())
-        self.heart = HeartbeatThread(experiment, beat, spec.stale_after_s, self._look)
+        self.heart = HeartbeatThread(
+            experiment, beat, spec.stale_after_s, lambda: self.order.look(queues.waiting(experiment.queue))
+        )
         self.claims = self._own_claims()
         self.watcher = Watcher(experiment, self._own_claims(), spec.watch_every_s) if self.record.cluster else None
         self.known = RunCatalog(experiment, lambda: self.record.runs)
@@ -211,7 +209,7 @@ class Grader:
         )
         self.activity = Activity(experiment, self.record)
         self.order = Order(self.known.group, self.id)
-        self.backoff = Backoff(experiment.troubles, self.id)
+        self.backoff = Backoff(experiment.troubles, self.id, most_s=spec.idle_exit_s / 2)
         self.stopped = False
         self._held: tuple[str, int] | None = None
         self._troubles = 0  # in a row
@@ -238,7 +236,13 @@ class Grader:
         last_work = last_over_check = time.monotonic()
         try:
             while not self.stopped and not self.must_leave():
-                if self._step_or_trouble():
+                try:
+                    worked = self.step()
+                except OSError as error:
+                    log.error("the experiment's folder can't be used: %s", error)
+                    self._troubles, worked = self._troubles + 1, False
+                    time.sleep(RETRY_AFTER_TROUBLE_S)
+                if worked:
                     last_work = time.monotonic()
                     continue
                 now = time.monotonic()
@@ -247,7 +251,8 @@ class Grader:
                     if self._is_over():
                         log.info("the experiment is over")
                         return
-                if now - last_work > self.record.grader.idle_exit_s and self._may_leave():
+                idle = now - last_work > self.record.grader.idle_exit_s
+                if idle and self.activity.may_leave():
                     log.info("idle for %.0f s: ending", now - last_work)
                     return
                 time.sleep(POLL_BUSY_S if now - last_work < IDLE_AFTER_S else POLL_IDLE_S)
@@ -268,15 +273,6 @@ class Grader:
         if self._held is not None:
             self.claims.give_back(*self._held)
         self._held = None
-
-    def _step_or_trouble(self) -> bool:
-        try:
-            return self.step()
-        except OSError as error:
-            log.error("the experiment's folder can't be used: %s", error)
-            self._troubles += 1
-            time.sleep(RETRY_AFTER_TROUBLE_S)
-            return False
 
     def _is_over(self) -> bool:
         """Return whether every run is closed, including those of a later launch. If so, entries, claims and trouble notes are
@@ -319,9 +315,6 @@ class Grader:
         ordered = self.backoff.order(self.order.sort(names, current, self.bench.group, own), current)
         return [(name, current) for name in ordered if name not in own]
 
-    def _look(self) -> None:
-        self.order.look(queues.waiting(self.experiment.queue))
-
     def _work(self, name: str, generation: int) -> bool | None:
         """Work on a claimed entry. Return True if done, None if not ready, False on failure (not counted as activity)."""
         self._held, began_s = (name, generation), time.monotonic()
@@ -339,7 +332,7 @@ class Grader:
                 self._remove(name)
         except NotReady:
             done = None
-            self.backoff.not_ready(name)
+            self.backoff.later(name, 1.0)
         except Exception as error:
             if not isinstance(error, PASSING):
                 self.bench.drop_engine()  # the engine is broken or hit a defect; other entries need a new one
@@ -388,7 +381,7 @@ class Grader:
             return True
         self.feedback.failed(found)
         if isinstance(error, NotReady):
-            self.backoff.not_ready(name)
+            self.backoff.later(name, 1.0)
         elif isinstance(error, PASSING) or name.startswith("p-"):
             self._failed(name, error)
         else:  # scored again at once, from end to end, to find whose fault it is
@@ -402,10 +395,6 @@ class Grader:
 
     def _open_runs(self) -> set[str]:
         return set(self.record.runs) - set(reading.list_names(self.experiment.finished))
-
-    def _may_leave(self) -> bool:
-        """Return whether an idle exit harms nobody: no agent loses its grader, and no retry wait would start again."""
-        return not self.backoff.owes(queues.waiting(self.experiment.queue)) and self.activity.may_leave()
 
     def must_leave(self) -> bool:
         """Return whether the node is at fault and not one matrix cell: cells that worked now fail, or nothing works."""

@@ -149,8 +149,7 @@ class Playground:
                 what = f"the environment of task {science.task} failed: {error}"
                 advice = "the submission waits and is scored again; see the grader's log, and the task's `needs`"
                 raise AutorlError(what, fault=Fault.GRADER, next_step=advice, exit_code=Exit.ENVIRONMENT) from error
-            rated = recipe.scorer != BY_REWARD
-            drawn.append({place: _answer(episode, rated) for place, episode in zip(places, episodes, strict=True)})
+            drawn.append({place: _answer(episode, recipe) for place, episode in zip(places, episodes, strict=True)})
             begun.append({place: episode.first_prompt for place, episode in zip(places, episodes, strict=True)})
         answers = [[sample[place] for sample in drawn] for place in range(len(items))]
         return answers, prompts_sha256(sample[place] for place in range(len(items)) for sample in begun)
@@ -188,8 +187,9 @@ def source_of(root: Root, task: Task, science: Science) -> Source:
     )
 
 
-def _answer(episode: Episode, rated: bool) -> Answer:
-    answer = (episode.transcript.turns[-1].observation if episode.done else "") if rated else None
+def _answer(episode: Episode, recipe: Recipe) -> Answer:
+    last = episode.transcript.turns[-1].observation if episode.done else ""
+    answer = None if recipe.scorer == BY_REWARD else last
     text = encode(episode.reward or 0.0, episode.steps, episode.done, episode.transcript_sha256, answer)
     return Answer(text, episode.tokens, episode.truncated > 0)
 
@@ -283,7 +283,7 @@ class Bench:
     @property
     def engine_hash(self) -> str | None:
         """Hash of the running engine's identity, if any."""
-        return None if self.identity is None else self.identity.digest()
+        return None if self._engine is None else self._engine.identity.digest()
 
     def drop_engine(self) -> None:
         """Close the engine; the next evaluation starts a new one."""

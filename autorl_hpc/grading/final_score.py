@@ -86,7 +86,11 @@ class FinalScore:
             "grader": self.grader,
         }
         if chosen is None:
-            return _close_without(view, report, facts)
+            fault, reason = _why_nothing(view)
+            facts |= {"selected": None, "fault": fault, "reason": reason}
+            if fault in (Fault.CLUSTER, Fault.GRADER):
+                return Closed(selected_by="infrastructure", **facts)
+            return Closed(selected_by="base_kept", report=report.evaluation, **facts)
         if paper:
             score = view.score_of(chosen)
             assert score is not None
@@ -117,13 +121,6 @@ class FinalScore:
             if found is not None:
                 return found
         return self.baselines.ensure(record.science, Split.FEEDBACK)
-
-
-def _close_without(view: RunView, report: Baseline, facts: dict[str, Any]) -> Closed:
-    fault, reason = _why_nothing(view)
-    if fault in (Fault.CLUSTER, Fault.GRADER):
-        return Closed(selected=None, selected_by="infrastructure", fault=fault, reason=reason, **facts)
-    return Closed(selected=None, selected_by="base_kept", report=report.evaluation, fault=fault, reason=reason, **facts)
 
 
 def _why_nothing(view: RunView) -> tuple[Fault, str]:

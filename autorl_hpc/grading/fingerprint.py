@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from autorl_hpc.files import reading
-from autorl_hpc.files.checkpoint import ITEM_BYTES, TensorSpec, tensors_of
+from autorl_hpc.files.checkpoint import ITEM_BYTES, STORED, TensorSpec, narrow, tensors_of, widen
 from autorl_hpc.files.checkpoint import content_hash as hash_of_parts
 from autorl_hpc.records.entries import Evaluation, Fingerprint, FingerprintFlag
 
@@ -141,10 +141,10 @@ class FolderWeights:
             raise ValueError(f"{folder.name}: a tensor is in two files")
 
     def slices(self, spec: TensorSpec) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield a tensor's slices: their first value's number, and the values' bits as unsigned integers."""
+        """Yield a tensor's slices: their first value's number, and the values as they are stored."""
         import numpy as np
 
-        kind, values = np.dtype(np.uint32 if spec.dtype == "F32" else np.uint16), math.prod(spec.shape)
+        kind, values = np.dtype(STORED[spec.dtype]), math.prod(spec.shape)
         for start in range(0, values, SLICE):
             count = min(SLICE, values - start)
             bits = np.fromfile(self.folder / spec.file, kind, count, offset=spec.begin + start * kind.itemsize)
@@ -153,28 +153,9 @@ class FolderWeights:
             yield start, bits
 
 
-def as_float32(bits: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Convert a slice's bits to float32; exact for all three types."""
-    import numpy as np
-
-    if dtype == "F16":
-        bits = bits.view(np.float16).astype(np.float32)
-    wide: NDArray[Any] = bits.astype(np.uint32) << 16 if dtype == "BF16" else bits
-    return wide.view(np.float32)
-
-
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Round float32 values to the type of a file: to nearest, ties to even."""
-    import numpy as np
-
-    if dtype == "F32":
-        return values
-    if dtype == "F16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16).astype(np.float32)
-    bits: NDArray[Any] = values.view(np.uint32)
-    kept: NDArray[Any] = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)
-    return kept.view(np.float32)
+    return values if dtype == "F32" else widen(narrow(values, dtype), dtype)
 
 
 def precision(values: NDArray[Any], dtype: str) -> str:
@@ -322,7 +303,7 @@ def compare(new: FolderWeights, base: FolderWeights, content_hash: str, seed: st
         tensor, digest = TensorSums(spec.name, spec.shape), hashlib.sha256()
         for (start, bits), (_, base_bits) in zip(new.slices(spec), base.slices(other), strict=True):
             digest.update(bits.data)
-            mine, theirs = as_float32(bits, spec.dtype), as_float32(base_bits, other.dtype)
+            mine, theirs = widen(bits, spec.dtype), widen(base_bits, other.dtype)
             sketcher.add(spec.name, start // SLICE, tensor.add(start, mine, theirs, spec.dtype, other.dtype))
         found.tensors.append(tensor)
         parts.append((spec.name, spec.dtype, spec.shape, digest.hexdigest()))
@@ -354,9 +335,9 @@ def sketch_of(other: FolderWeights, base: FolderWeights, seed: str) -> StagedSke
             continue
         energies = Energies(spec.shape)
         for (start, bits), (_, base_bits) in zip(other.slices(spec), base.slices(own), strict=True):
-            values = as_float32(bits, spec.dtype)
+            values = widen(bits, spec.dtype)
             energies.add(values, start)
-            sketcher.add(spec.name, start // SLICE, values - as_float32(base_bits, own.dtype))
+            sketcher.add(spec.name, start // SLICE, values - widen(base_bits, own.dtype))
         profile[spec.name] = energies.lengths()
     return StagedSketch(sketcher.finished(), profile)
 
@@ -484,27 +465,14 @@ def parent_of(found: WeightComparison, earlier: dict[int, float]) -> tuple[int |
 
 def about_outputs(outputs: Outputs | None, base: Outputs | None) -> dict[str, Any]:
     """Return the fields of a Fingerprint that describe the outputs, without the flag."""
-    return {
-        "commonest_output_share": None if outputs is None else outputs.share,
-        "commonest_output_tokens": None if outputs is None else outputs.tokens,
-        "base_output_share": None if base is None else base.share,
-    }
+    share, tokens = outputs or (None, None)
+    base_share = None if base is None else base.share
+    return {"commonest_output_share": share, "commonest_output_tokens": tokens, "base_output_share": base_share}
 
 
 def of_base(number: int, content_hash: str, base_model: str, outputs: Outputs | None) -> Fingerprint:
     """Return the fingerprint of a submission with the base model's content, without reading weights."""
-    return Fingerprint(
-        submission_id=number,
-        content_hash=content_hash,
-        flags=("untrained_copy",),
-        relative_delta=0.0,
-        largest_delta=0.0,
-        changed_tensors=0,
-        changed_share=0.0,
-        moved_tensors=0,
-        moved_values=0,
-        nearest_model=base_model,
-        nearest_delta=0.0,
-        parent_delta=0.0,
-        **about_outputs(outputs, outputs),
-    )
+    zeros = dict.fromkeys(("relative_delta", "largest_delta", "changed_share", "nearest_delta", "parent_delta"), 0.0)
+    facts: dict[str, Any] = {**zeros, **dict.fromkeys(("changed_tensors", "moved_tensors", "moved_values"), 0)}
+    facts |= {"flags": ("untrained_copy",), "nearest_model": base_model, **about_outputs(outputs, outputs)}
+    return Fingerprint(submission_id=number, content_hash=content_hash, **facts)

@@ -78,7 +78,10 @@ class FingerprintQueue:
         except Exception as error:
             reason = error.what if isinstance(error, AutorlError) else f"{type(error).__name__}: {error}"
             log.warning("fingerprint of %s failed: %s", name, reason)
-            if not self._is_final(name, isinstance(error, OSError)):
+            times = self._failures.setdefault(name, [])
+            times.append(time.monotonic())
+            late = times[-1] - times[0] > self.missing_patience_s  # an NFS client may see stale data for a while
+            if not (late if isinstance(error, OSError) else len(times) >= TRIES):
                 raise NotReady from error
             found = _unknown(submission, reason[:500])
         self._failures.pop(name, None)
@@ -91,12 +94,6 @@ class FingerprintQueue:
         )
         log.info("%s submission %d: fingerprint %s", record.run_id, number, ", ".join(body.flags) or body.reason or "")
         return RunView.of(ledger.read())
-
-    def _is_final(self, name: str, may_pass: bool) -> bool:
-        """Return whether a failure is final; file system errors get time, because an NFS client may see stale data."""
-        times = self._failures.setdefault(name, [])
-        times.append(time.monotonic())
-        return times[-1] - times[0] > self.missing_patience_s if may_pass else len(times) >= TRIES
 
     def _compute(self, record: RunRecord, view: RunView, submission: Submission) -> Fingerprint:
         science, number = record.science, submission.submission_id
@@ -148,7 +145,10 @@ class FingerprintQueue:
                 if content == seed:
                     continue
                 if (seed, content) not in self._staged:
-                    self._staged[seed, content] = _sketch_of_like(self.root.model(name), base, seed)
+                    folder = self.root.model(name)
+                    specs = [spec for spec in tensors_of(folder) if spec.name in base.specs or spec.name != HEAD_NAME]
+                    alike = {s.name: s.shape for s in specs} == {s.name: s.shape for s in base.specs.values()}
+                    self._staged[seed, content] = sketch_of(FolderWeights(folder), base, seed) if alike else None
             except (AutorlError, OSError, ValueError) as error:
                 log.warning("staged model %s is left out of fingerprints: %s", name, error)
                 continue
@@ -185,14 +185,6 @@ def staged_models(root: Root) -> list[str]:
 
 def _manifest(root: Root, name: str) -> StoreManifest:
     return read_manifest(root.model(name), name=f"base model {name}", stage_command=f"autorl-hpc stage {name}")
-
-
-def _sketch_of_like(folder: Path, base: FolderWeights, seed: str) -> StagedSketch | None:
-    """Return another model's sketch; None if its tensors differ from the base model's in more than a tied head."""
-    shapes = {spec.name: spec.shape for spec in tensors_of(folder) if spec.name in base.specs or spec.name != HEAD_NAME}
-    if shapes != {spec.name: spec.shape for spec in base.specs.values()}:
-        return None
-    return sketch_of(FolderWeights(folder), base, seed)
 
 
 def _unknown(submission: Submission, reason: str) -> Fingerprint:

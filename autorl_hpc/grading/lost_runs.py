@@ -1,9 +1,5 @@
-"""The watcher: polls the scheduler for the experiment's jobs, writes seen.json for `status`, and submits anew or seals runs whose jobs
-are gone.
-
-One grader at a time runs it, in a thread beside the grading, with at most one question per period. A run is sealed only if its
-clock stood still for STANDS_STILL_S of the watcher's own time, squeue showed no job of it all that while, and scontrol agrees.
-"""
+"""The watcher: polls the scheduler for the experiment's jobs, in a thread of one grader at a time, and submits anew or seals runs whose
+jobs are gone."""
 
 from __future__ import annotations
 

@@ -78,7 +78,10 @@ class Order:
             new = [name for name in names if name not in self._seen]
             for name in sorted(new, key=lambda name: (number_of(name), name)):
                 self._serial += 1
-                turn = self._next_turn(name) if name.startswith("f-") else 0
+                run, turn = run_of(name), 0
+                if name.startswith("f-"):
+                    turn = max(self._now.get(self.group_of(name), 0), self._last_turn.get(run, -1) + 1)
+                    self._last_turn[run] = turn
                 self._seen[name] = _Seen(self.clock(), self._serial, turn)
 
     def waited_s(self, name: str) -> float | None:
@@ -159,12 +162,6 @@ class Order:
         ordered = [*first, *(group for group in others if group not in first)]
         return {None: 0, **{group: place for place, group in enumerate(ordered) if group is not None}}
 
-    def _next_turn(self, name: str) -> int:
-        run = run_of(name)
-        turn = max(self._now.get(self.group_of(name), 0), self._last_turn.get(run, -1) + 1)
-        self._last_turn[run] = turn
-        return turn
-
     def _come_to(self, name: str) -> None:
         if name in self._seen and name.startswith("f-"):
             group = self.group_of(name)
@@ -186,15 +183,14 @@ def pause_s(failures: int) -> float:
 
 @dataclass
 class Backoff:
-    """Retry waits of one grader's entries."""
+    """Retry waits of one grader's entries. It waits at most `most_s` for what failed before it, so that it tries before it leaves."""
 
     folder: Path
     grader: str
     clock: Callable[[], float] = time.monotonic
+    most_s: float = MAX_RETRY_S
     _not_before: dict[str, float] = field(default_factory=dict)
     _failures: dict[str, int] = field(default_factory=dict)  # of each entry that was looked at
-    # waits begun before this grader, which has not tried these entries yet
-    _owed: set[str] = field(default_factory=set)
 
     def order(self, names: list[str], deaths: Mapping[str, int]) -> list[str]:
         """Move entries on which graders died repeatedly to the end; `deaths` counts graders that hold or died on each."""
@@ -205,16 +201,10 @@ class Backoff:
         if name not in self._failures:
             known = read_trouble(self.folder, name)
             self._failures[name] = known.failures if known else 0
-            wait_s = pause_s(max(self._failures[name], deaths - DEATHS_BEFORE_LAST + 1))
+            wait_s = min(self.most_s, pause_s(max(self._failures[name], deaths - DEATHS_BEFORE_LAST + 1)))
             if wait_s:
-                self._owed.add(name)
                 self.later(name, wait_s)
         return self._not_before.get(name, 0.0) > self.clock()
-
-    def owes(self, names: list[str]) -> bool:
-        """Return whether a wait of an earlier grader is not over. If this grader ended now, the next one would start it again."""
-        self._owed &= set(names)
-        return bool(self._owed)
 
     def later(self, name: str, wait_s: float) -> None:
         """Don't try the entry for this many seconds."""
@@ -224,17 +214,11 @@ class Backoff:
         """Allow the entry at once, because its prerequisite is ready."""
         self._not_before.pop(name, None)
 
-    def not_ready(self, name: str) -> None:
-        """Note that the entry was tried and neither failed nor succeeded; it is tried again after a second."""
-        self._owed.discard(name)
-        self.later(name, 1.0)
-
     def failed(self, name: str, problem: str, fault: Fault, least_s: float = 0.0) -> float:
         """Record a failure here and on disk; return the wait in seconds, at least `least_s`."""
         known = read_trouble(self.folder, name)  # another grader may have tried meanwhile
         failures = max(self._failures.get(name, 0), known.failures if known else 0) + 1
         self._failures[name] = failures
-        self._owed.discard(name)
         wait_s = max(least_s, pause_s(failures))
         self.later(name, wait_s)
         problem = problem[:MAX_CHARS]
@@ -247,7 +231,6 @@ class Backoff:
         drop_trouble(self.folder, name)
         self._failures.pop(name, None)
         self._not_before.pop(name, None)
-        self._owed.discard(name)
 
 
 @dataclass

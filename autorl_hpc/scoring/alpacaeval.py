@@ -4,7 +4,7 @@ Source: tatsu-lab/alpaca_eval @ cd543a14 (Apache-2.0): annotators/pairwise_evalu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count, takewhile
 from typing import Any, Final
 
@@ -94,14 +94,10 @@ def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     `lc_c` (the penalty), `average_length` of the answers in characters, `judge_unread`."""
     pairs = pairs_of(facts)
     fit = length_control.length_controlled(pairs)
-    return {
-        "score": fit.score,
-        "lc_win_rate": fit.score,
-        "win_rate": length_control.win_rate([pair.y for pair in pairs]),
-        "lc_c": fit.c,
-        "average_length": math.fsum(float(each["len_2"]) for each in facts) / len(facts),
-        "judge_unread": float(len(facts) - len(pairs)),
-    }
+    rates = {"score": fit.score, "lc_win_rate": fit.score, "lc_c": fit.c}
+    rates["win_rate"] = length_control.win_rate([pair.y for pair in pairs])
+    length = math.fsum(float(each["len_2"]) for each in facts) / len(facts)
+    return {**rates, "average_length": length, "judge_unread": float(len(facts) - len(pairs))}
 
 
 def standard_error(facts: Sequence[Mapping[str, Any]], c: float) -> float:
@@ -114,25 +110,17 @@ def standard_error(facts: Sequence[Mapping[str, Any]], c: float) -> float:
 
 def pairs_of(facts: Sequence[Mapping[str, Any]]) -> list[JudgedPair]:
     """Return the judged pairs from the facts in an items file, without unread ones. ValueError for another scorer's facts."""
+    found = []
     try:
-        return [
-            JudgedPair(
-                float(each["y"]),
-                float(each["len_1"]),
-                float(each["len_2"]),
-                float(each.get("difficulty", 0.0)),
-                tuple(_gamed(each)),
-            )
-            for each in facts
-            if "y" in each
-        ]
+        for each in facts:
+            if "y" in each:
+                names = takewhile(each.__contains__, (f"gamed_{number}_y" for number in count()))
+                gamed = tuple((float(each[f"{name[:-2]}_delta"]), float(each[name])) for name in names)
+                y, len_1, len_2 = (float(each[name]) for name in ("y", "len_1", "len_2"))
+                found.append(JudgedPair(y, len_1, len_2, float(each.get("difficulty", 0.0)), gamed))
+        return found
     except (KeyError, TypeError) as error:
         raise ValueError(f"these are no facts of a judged pair: {error}") from None
-
-
-def _gamed(facts: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
-    for number in takewhile(lambda number: f"gamed_{number}_y" in facts, count()):
-        yield float(facts[f"gamed_{number}_delta"]), float(facts[f"gamed_{number}_y"])
 
 
 def _facts(item: ItemLike, text: str) -> dict[str, Fact]:

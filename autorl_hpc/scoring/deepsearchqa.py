@@ -249,15 +249,11 @@ def _details(value: Any) -> dict[str, bool]:
         raise Unreadable("the correctness details are no object with items")
     if value.conflicts:
         raise Unreadable("an item stands twice with different values")
-    return {item: _truth(said) for item, said in value.items()}
-
-
-def _truth(value: Any) -> bool:
-    if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
-        return value.strip().casefold() == "true"
-    if not isinstance(value, bool):
-        raise Unreadable(f"{value!r:.40} is not a truth value")
-    return value
+    texts = {item: str(said).strip().casefold() for item, said in value.items() if isinstance(said, bool | str)}
+    for item, said in value.items():
+        if texts.get(item) not in ("true", "false"):
+            raise Unreadable(f"{said!r:.40} is not a truth value")
+    return {item: text == "true" for item, text in texts.items()}
 
 
 def _excessive(value: Any) -> tuple[str, ...]:

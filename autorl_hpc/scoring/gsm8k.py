@@ -224,11 +224,7 @@ def _plain(text: str) -> str:
     text = _FRACTION.sub(
         lambda char: _FRACTION_MARK + unicodedata.normalize("NFKC", char[0]).replace("\u2044", "/"), text
     )
-    return _LATEX_FRACTION.sub(_slash, text)
-
-
-def _slash(fraction: re.Match[str]) -> str:
-    return f"{_FRACTION_MARK}{fraction[1] or fraction[3]}/{fraction[2] or fraction[4]}"
+    return _LATEX_FRACTION.sub(lambda part: f"{_FRACTION_MARK}{part[1] or part[3]}/{part[2] or part[4]}", text)
 
 
 def _last_digit(text: str) -> int:

@@ -101,8 +101,8 @@ def _idle_end(lines: Sequence[str]) -> int | None:
     last = tree.body[-1] if tree.body else None
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     imported = last.names if isinstance(last, ast.Import | ast.ImportFrom) else []
-    idle = isinstance(last, ast.Expr) and isinstance(last.value, ast.Name | ast.Attribute)
-    idle |= isinstance(last, ast.Assert) and isinstance(last.test, ast.Name)
+    word = last.value if isinstance(last, ast.Expr) else last.test if isinstance(last, ast.Assert) else None
+    idle = isinstance(word, ast.Name | ast.Attribute)
     idle |= bool(imported) and used.isdisjoint((name.asname or name.name).split(".")[0] for name in imported)
     return last.lineno if last is not None and idle else None
 

@@ -67,7 +67,14 @@ class OwnScorer:
             what = f"the scorer of task {self.task} is not the one that this run was launched with"
             advice = "put the task's folder back as it was, or launch under another name"
             raise AutorlError(what, where=self.folder, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.FAILED)
-        calls = [_call(item, text) for item, texts in zip(items, answers, strict=True) for text in texts]
+        calls = []
+        for item, texts in zip(items, answers, strict=True):
+            # Question and reference as in the row, because a task may store a table or a list there.
+            row = {"id": item.id, "question": item.question, "answer": item.answer, **getattr(item, "raw", {})}
+            named = {"id": row["id"], **{name: value for name, value in item.data.items() if name not in POSITIONAL}}
+            calls += [
+                (item.id, {"arguments": [row["question"], text, row["answer"]], "named": named}) for text in texts
+            ]
         values = iter(self._run(file, calls, ChildLimits.of(context.options), _children(len(calls), context)))
         return [Outcome(sum(next(values) for _ in texts) / len(texts)) for texts in answers]
 
@@ -148,10 +155,3 @@ class OwnScorer:
 
 def _children(calls: int, context: Context) -> int:
     return max(1, min(context.workers, MAX_CHILDREN, calls // CALLS_A_CHILD))
-
-
-def _call(item: ItemLike, text: str) -> _Call:
-    """Return a call with question and reference as in the row, because a task may store a table or a list there."""
-    row = {"id": item.id, "question": item.question, "answer": item.answer, **getattr(item, "raw", {})}
-    further = {name: value for name, value in item.data.items() if name not in POSITIONAL}
-    return item.id, {"arguments": [row["question"], text, row["answer"]], "named": {"id": row["id"], **further}}

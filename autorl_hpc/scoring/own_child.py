@@ -12,7 +12,7 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,14 @@ def _begin(request: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
         evaluate = _load(Path(request["file"]), folder, int(request["memory_bytes"]))
     except BaseException as error:
         return {"error": _words(error, folder)}, lambda _: {}
-    return {"ready": True}, lambda call: _answer(evaluate, call, folder)
+
+    def answer(call: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"value": as_score(evaluate(*call["arguments"], **call["named"]))}
+        except BaseException as error:  # also sys.exit() and its own KeyboardInterrupt
+            return {"error": _words(error, folder)}
+
+    return {"ready": True}, answer
 
 
 def _load(file: Path, folder: Path, memory_bytes: int) -> Callable[..., Any]:
@@ -83,13 +90,6 @@ def _with_what_it_takes(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given, **named: function(*given, **{name: value for name, value in named.items() if name in taken})
 
 
-def _answer(evaluate: Callable[..., Any], request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    try:
-        return {"value": as_score(evaluate(*request["arguments"], **request["named"]))}
-    except BaseException as error:  # also sys.exit() and its own KeyboardInterrupt
-        return {"error": _words(error, folder)}
-
-
 def as_score(value: Any) -> float:
     """Return the result of `evaluate` as a number from 0 to 1; True and False are 1 and 0. InvalidScore for anything else."""
     if not isinstance(value, numbers.Real) and not is_bool(value):
@@ -111,7 +111,7 @@ def _shown(value: Any) -> str:
 
 def _words(error: BaseException, folder: Path) -> str:
     if isinstance(error, InvalidScore):
-        return _printable(str(error))
+        return str(error).encode("utf-8", "replace").decode()
     inside = [
         frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)
     ]
@@ -119,11 +119,8 @@ def _words(error: BaseException, folder: Path) -> str:
     where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
     with suppress(Exception):
         what = str(error)
-    return _printable(f"raised {type(error).__name__}{': ' if what else ''}{what}"[:MAX_WORDS] + where)
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
+    said = f"raised {type(error).__name__}{': ' if what else ''}{what}"[:MAX_WORDS] + where
+    return said.encode("utf-8", "replace").decode()
 
 
 if __name__ == "__main__":

@@ -233,7 +233,13 @@ def _open(address: HttpSource, part: Path, timeout_s: float, token: str | None =
                 wait = error.headers.get("Retry-After", "")
                 told = f"the server answers {error.code}"
                 raise TransientFailure(told, float(wait) if wait.isdigit() else 0.0) from None
-            raise _refusal(address, error.code) from None
+            what = f"the server answers {error.code}"
+            advice = "check name and revision" if error.code in (404, 410) else ""
+            if error.code in (401, 403) and address.hub:
+                what += ": there is no such file on the Hub, or it is gated and your token doesn't open it"
+                place = "the file that $HF_TOKEN_PATH names, or ~/.cache/huggingface/token"
+                advice = f"check the name; accept the model's terms on its page, and have a token in {place}"
+            raise _final(what, address.shown, advice) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -241,15 +247,6 @@ def _open(address: HttpSource, part: Path, timeout_s: float, token: str | None =
             advice = "behind a proxy that signs anew: set SSL_CERT_FILE to your site's certificates"
             raise _final(what, address.shown, advice) from None
         raise TransientFailure(_words(reason), answered=False) from None
-
-
-def _refusal(address: HttpSource, code: int) -> AutorlError:
-    if code in (401, 403) and address.hub:
-        what = f"the Hub answers {code}: there is no such file, or it is gated and your token doesn't open it"
-        place = "the file that $HF_TOKEN_PATH names, or ~/.cache/huggingface/token"
-        advice = f"check the name; accept the model's terms on its page, and have a token in {place}"
-        return _final(what, address.shown, advice)
-    return _final(f"the server answers {code}", address.shown, "check name and revision" if code in (404, 410) else "")
 
 
 def _size(path: Path) -> int:

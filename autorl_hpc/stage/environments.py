@@ -32,13 +32,9 @@ MADE = "venv made of the wheels by pip"
 def stage_environment(
     root: Root, name: str, *, requirements: Path | None, source: Path | None, again: bool, say: Say
 ) -> StoreManifest:
-    """Stage the environment `name`. Raises AutorlError: a package has no wheel, a hash is wrong, or the disk is too small.
-
-    Args:
-        requirements: as pip reads it; default: `requirements.lock` in `source`.
-        source: a folder of wheels to use instead of the package index, or a `.sif` image.
-        again: build it again; without the other two, from the venv's own wheels.
-    """
+    """Stage the environment `name` of `requirements` (as pip reads it; default: `requirements.lock` in `source`), from a folder of
+    wheels or a `.sif` image (`source`), the package index, or with `again` alone the venv's own wheels. Raises AutorlError: a package
+    has no wheel, a hash is wrong, or the disk is too small."""
     if not is_name(name):
         what = f"{name!r} is not a name of an environment: letters, digits, `.`, `_` and `-`"
         raise AutorlError(what, next_step="choose another name")
@@ -152,7 +148,11 @@ def build_environment(
         os.rename(work, folder)  # a venv can't be moved later; without a manifest it is not staged yet
         say(f"{PREFIX}{name}: installing {len(wheels)} wheels, {in_words(unpacked)}")
         _make_venv(name, folder)
-        _take_write_bits(folder)
+        for parent, _, names in os.walk(folder, topdown=False):
+            for path in (Path(parent) / file for file in names if not (Path(parent) / file).is_symlink()):
+                os.chmod(path, 0o555 if path.stat().st_mode & 0o100 else 0o444)
+            if parent != str(folder):
+                os.chmod(parent, 0o555)
         facts = EnvironmentFacts(kind="venv", python=python_tag(), python_version=sys.version.split()[0])
         manifest = _described(folder, name, digest, origin, facts)
         store.write_manifest(folder, manifest)
@@ -192,16 +192,6 @@ def _lock(root: Root, name: str, digest: str, expected: str | None) -> AbstractC
         advice = "stage it with the Python that it was made for"
         raise AutorlError(what, next_step=advice, exit_code=Exit.ENVIRONMENT)
     return alone(root.environments / f"{atomic.TEMPORARY_PREFIX}{name}.lock", f"staging {PREFIX}{name}")
-
-
-def _take_write_bits(folder: Path) -> None:
-    for parent, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            path = Path(parent) / name
-            if not path.is_symlink():
-                os.chmod(path, 0o555 if path.stat().st_mode & 0o100 else 0o444)
-        if parent != str(folder):
-            os.chmod(parent, 0o555)
 
 
 def _point(root: Root, manifest: StoreManifest, say: Say) -> StoreManifest:

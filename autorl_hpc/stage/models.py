@@ -17,7 +17,7 @@ from autorl_hpc.errors import AutorlError, Exit, Refused, from_os_error
 from autorl_hpc.files import progress, reading, store
 from autorl_hpc.files.checkpoint import INDEX_NAME, base_content_hash, weight_files
 from autorl_hpc.files.frozen_records import read_experiment
-from autorl_hpc.files.layout import ExperimentDir, Root, share
+from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.store import MANIFEST_NAME, prompting_hash
 from autorl_hpc.records.base import MODEL_NAME_PATTERN
 from autorl_hpc.records.exchange import StoreManifest
@@ -141,22 +141,18 @@ def tell_change(root: Root, target: Path, new: StoreManifest, work: Path, say: S
         return
     before, now = ({file.path: file.sha256 for file in one.files} for one in (old, new))
     differs = ", ".join(sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)))[:200]
-    running = next((name for name in reading.list_names(root.runs) if _asks(root.experiment(name), new.name)), None)
-    if running is not None:
-        what = f"{new.name} is not as it was staged ({differs}), and experiment {running}, which isn't over, asks it"
+    for name in reading.list_names(root.runs):
+        try:
+            record = read_experiment(root.experiment(name))
+        except AutorlError:
+            continue  # no experiment, or a damaged one, which can't go on
+        over = set(record.runs) <= set(reading.list_names(root.experiment(name).finished))
+        if over or new.name not in record.spec.matrix.base_model:
+            continue
+        what = f"{new.name} is not as it was staged ({differs}), and experiment {name}, which isn't over, asks it"
         advice = f"let it end or cancel it, or stage under another name: autorl-hpc stage {new.name}-2 --from DIR"
         raise AutorlError(what, where=target, next_step=advice)
     say(f"{new.name}: changed since it was staged: {differs}; runs of the two are never compared")
-
-
-def _asks(experiment: ExperimentDir, name: str) -> bool:
-    """Return whether an unfinished run of the experiment begins with this base model."""
-    try:
-        record = read_experiment(experiment)
-    except AutorlError:
-        return False  # no experiment, or a damaged one, which can't go on
-    over = set(record.runs) <= set(reading.list_names(experiment.finished))
-    return name in record.spec.matrix.base_model and not over
 
 
 def _link(source: Path, target: Path) -> None:

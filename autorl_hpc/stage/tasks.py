@@ -228,7 +228,7 @@ def stage_task(
 def install_task(root: Root, task: Task, work: Path, beside: Sequence[str] = ()) -> StagedTask:
     """Check what was made in `work` against the task's pins and install it. `beside`: further files for the store."""
     _check_pins(task, work)
-    store = _install(work, task, "task", [*heldout.train_names(task), *beside], root.task_store(task.name))
+    store = _install(work, task, "task", [*sorted(task.file.train_files), *beside], root.task_store(task.name))
     return StagedTask(store, _install(work, task, "vault", heldout.vault_names(task), root.task_vault(task.name)))
 
 

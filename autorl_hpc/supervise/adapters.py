@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.errors import Refused
-from autorl_hpc.files.checkpoint import HEAD_NAME, INDEX_NAME, ITEM_BYTES, TensorSpec
+from autorl_hpc.files.checkpoint import HEAD_NAME, INDEX_NAME, ITEM_BYTES, STORED, TensorSpec, narrow, widen
 from autorl_hpc.records.entries import MergedAdapter
 from autorl_hpc.supervise.lint import (
     ADAPTER_CONFIG,
@@ -226,8 +226,6 @@ def _names(what: str, instead: str = "") -> Refused:
 
 # --- merge of base weights and LoRA factors by blocks of rows, in fp32, rounded to nearest even as peft does
 
-STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-
 
 @functools.cache
 def one_threaded_numpy() -> ModuleType:
@@ -282,24 +280,3 @@ class Merge:
 def _not_finite(name: str) -> Refused:
     what = f"{ADAPTER_WEIGHTS}: {name} holds NaN or Inf"
     return Refused("not_finite", what, "the training diverged: submit an earlier adapter")
-
-
-def widen(stored: npt.NDArray[Any], dtype: str) -> Matrix:
-    """Return values of a safetensors dtype (F32, F16; BF16 as uint16) as new fp32 values, exactly."""
-    import numpy as np
-
-    if dtype != "BF16":
-        return stored.astype(np.float32)
-    bits = stored.astype(np.uint32)
-    bits <<= 16
-    return bits.view(np.float32)
-
-
-def narrow(values: Matrix, dtype: str) -> npt.NDArray[Any]:
-    """Return finite fp32 values in a safetensors dtype (BF16 as uint16), rounded to nearest even, Inf if too large."""
-    import numpy as np
-
-    if dtype != "BF16":
-        return values.astype(STORED[dtype])
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -71,7 +71,9 @@ def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
     question = any(recipe.max_steps is None for recipe in task.file.recipes)
     answer = any(recipe.scorer in READ_ANSWER for recipe in task.file.recipes)
     own = task.folder / "task.yaml"
-    for key, name, pin in _items_files(task):
+    pins = [(f"splits.{split}", split, pin) for split, pin in task.file.splits.items()]
+    for key, default, pin in [*pins, *([("paper", "paper", task.file.paper)] if task.file.paper else [])]:
+        name = f"{pin.folder or default}/{ITEMS_NAME}"
         path = folder / name
         if not path.is_file():
             what = f"key `{key}` pins {name}, and there is no such file: is it among `vault_files`?"
@@ -89,17 +91,6 @@ def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
         if len(rows) != pin.n:
             what = f"key `{key}.n` is {pin.n}, {name} holds {len(rows)} items"
             raise AutorlError(what, where=own, next_step="pin it anew: bin/pin-task prints it")
-
-
-def _items_files(task: Task) -> list[tuple[str, str, SplitPin]]:
-    found = [(f"splits.{split}", f"{pin.folder or split}/{ITEMS_NAME}", pin) for split, pin in task.file.splits.items()]
-    paper = task.file.paper
-    return found if paper is None else [*found, ("paper", f"{paper.folder or 'paper'}/{ITEMS_NAME}", paper)]
-
-
-def train_names(task: Task) -> list[str]:
-    """Return paths of the training files, relative to the task's store folder."""
-    return sorted(task.file.train_files)
 
 
 def vault_names(task: Task) -> list[str]:
@@ -211,16 +202,10 @@ def draw(items: Sequence[Item], wanted: int, seed: int, task: TaskFile) -> list[
     return [item for item in items if item.id in chosen]
 
 
-def _members(items: Sequence[Item], field: str) -> dict[str, list[str]]:
-    members: dict[str, list[str]] = defaultdict(list)
-    for item in items:
-        members[str(item.data.get(field))].append(item.id)
-    return members
-
-
 def _by_clusters(items: Sequence[Item], wanted: int, seed: int, field: str) -> set[str]:
-    missing = {f"item {item.id}": [item.id] for item in items if field not in item.data}  # clusters of their own
-    members = {**_members([item for item in items if field in item.data], field), **missing}
+    members: dict[str, list[str]] = defaultdict(list)
+    for item in items:  # one without a cluster is a cluster of its own
+        members[str(item.data[field]) if field in item.data else f"item {item.id}"].append(item.id)
     chosen: set[str] = set()
     for cluster in _in_order(members, seed):
         if len(chosen) < wanted:
@@ -230,7 +215,9 @@ def _by_clusters(items: Sequence[Item], wanted: int, seed: int, field: str) -> s
 
 def _by_strata(items: Sequence[Item], wanted: int, seed: int, field: str) -> set[str]:
     """Draw each stratum's share by largest remainder, in integers, so that rounding is the same on every machine."""
-    members = _members(items, field)
+    members: dict[str, list[str]] = defaultdict(list)
+    for item in items:
+        members[str(item.data.get(field))].append(item.id)
     shares = {name: divmod(len(ids) * wanted, len(items)) for name, ids in members.items()}
     left = wanted - sum(whole for whole, _ in shares.values())
     fullest = sorted(shares, key=lambda name: (-shares[name][1], name))[:left]

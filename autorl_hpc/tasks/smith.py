@@ -10,7 +10,7 @@ import posixpath
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,6 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.reading import read_yaml
 from autorl_hpc.files.store import read_manifest
 from autorl_hpc.records.base import parse_record
-from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.task import SplitPin, TaskFile
 from autorl_hpc.states import Fault
 from autorl_hpc.tasks.folders import (
@@ -156,20 +155,16 @@ def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
     gzipped. Raises AutorlError: names the file."""
     wanted = {question_key(question) for question in held_out}
     for name in code_files(folder):
-        if _holds(folder / name, wanted):
+        data = reading.read_bytes(folder / name, max_bytes=MAX_DATA_BYTES)
+        if data.startswith(GZIP_MARK):
+            try:
+                data = zlib.decompressobj(wbits=31).decompress(data, MAX_DATA_BYTES)
+            except zlib.error:
+                continue
+        if any(question_key(question) in wanted for question in questions_in(data)):
             where = f"files outside {DATA_FOLDER} are frozen with each experiment, and may be given to agents"
             what = f"{name} holds held-out rows with their questions: {where}"
             raise AutorlError(what, where=folder / name, next_step=f"move it into {DATA_FOLDER} or out of the folder")
-
-
-def _holds(path: Path, wanted: Set[str]) -> bool:
-    data = reading.read_bytes(path, max_bytes=MAX_DATA_BYTES)
-    if data.startswith(GZIP_MARK):
-        try:
-            data = zlib.decompressobj(wbits=31).decompress(data, MAX_DATA_BYTES)
-        except zlib.error:
-            return False
-    return any(question_key(question) in wanted for question in questions_in(data))
 
 
 PREFIX = "smith-"
@@ -336,14 +331,10 @@ def staged_pins(root: Root, file: TaskFile, folder: Path) -> TaskFile:
         raise AutorlError(what, where=data, fault=Fault.CLUSTER, next_step=advice)
     splits: dict[str, SplitPin] = {}
     held_out: list[Any] = []
-    for path, digest in _hashes(vault).items():
-        split = path.partition("/")[0]
-        rows = reading.read_bytes(root.task_vault(file.name) / path, max_bytes=MAX_DATA_BYTES)
-        splits[split] = SplitPin(n=rows.count(b"\n"), sha256=digest)
+    for each in vault.files:
+        rows = reading.read_bytes(root.task_vault(file.name) / each.path, max_bytes=MAX_DATA_BYTES)
+        splits[each.path.partition("/")[0]] = SplitPin(n=rows.count(b"\n"), sha256=each.sha256)
         held_out += questions_in(rows)
     refuse_held_out(folder, held_out)  # again here, because the folder is frozen in its current state
-    return file.model_copy(update={"train_files": _hashes(store), "splits": splits, "source": vault.source})
-
-
-def _hashes(manifest: StoreManifest) -> dict[str, str]:
-    return {file.path: file.sha256 for file in manifest.files}
+    train = {each.path: each.sha256 for each in store.files}
+    return file.model_copy(update={"train_files": train, "splits": splits, "source": vault.source})

@@ -203,7 +203,7 @@ def test_swapping_there_and_back(asked: Asked, world: tuple[Path, dict[str, Chec
     assert same >= len(given) * (1.0 if ON_CPU else 0.95)
     if "head" in made:
         assert answers["head"] == answers["b"] or not ON_CPU, "a tied head that lies in the file changes nothing"
-    reference = TransformersEngine(base, dtype=DTYPE, device=SPEC.device, threads=2, batch_tokens=16384)
+    reference = TransformersEngine(base, GraderSpec(device=SPEC.device, threads=2, batch_tokens=16384), DTYPE)
     for turn in ("a", "b"):
         reference.load(*made[turn])
         for sampling in (GREEDY, STOPPING):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import pytest
 from checkpoints import (
     EMBEDDING,
@@ -24,6 +25,7 @@ from checkpoints import (
     tiny_tensors,
     with_strange_names,
 )
+from test_config_families import as_the_hub_has_it
 from weights import Tensors
 
 from autorl_hpc.files import artifacts
@@ -128,13 +130,8 @@ def test_what_lies_beside_the_weights_is_left_aside(tmp_path: Path, add: Callabl
     assert copied == {SINGLE}, "something else was copied"
 
 
-OLDER = {key: value for key, value in tiny_config().items() if key not in ("rope_parameters", "dtype", "head_dim")} | {
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "torch_dtype": "float32",
-    "transformers_version": "4.40.0",
-}
-"""As transformers 4 writes it."""
+asked_here = checkpoints.asked_here
+OLDER = as_the_hub_has_it(tiny_config())
 
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("as it was", tiny_config()),
@@ -151,7 +148,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("config", [row[1] for row in CONFIGS], ids=[row[0] for row in CONFIGS])
-def test_configs_that_say_the_same_are_accepted(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_configs_that_say_the_same_are_accepted(tmp_path: Path, config: dict[str, Any], asked_here: None) -> None:
     desk = Desk(tmp_path)
     save(desk.checkpoint, config=config)
     desk.accepted()

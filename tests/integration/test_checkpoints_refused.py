@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import numpy as np
 import pytest
 from broken import (
@@ -45,6 +46,7 @@ from weights import Tensors
 from autorl_hpc.files.checkpoint import INDEX_NAME
 from autorl_hpc.supervise.lint import BaseModel
 
+asked_here = checkpoints.asked_here
 REFUSED_CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("rope_theta", {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"}}, "rope_parameters.rope_theta"),
     ("more layers", {"num_hidden_layers": 3}, "num_hidden_layers"),
@@ -65,7 +67,9 @@ REFUSED_CONFIGS: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("changes", "field"), [row[1:] for row in REFUSED_CONFIGS], ids=[row[0] for row in REFUSED_CONFIGS]
 )
-def test_a_config_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
+def test_a_config_of_another_model_is_refused(
+    tmp_path: Path, changes: dict[str, Any], field: str, asked_here: None
+) -> None:
     desk = Desk(tmp_path)
     save(desk.checkpoint, config={**tiny_config(), **changes})
     answer = desk.refused()

@@ -149,35 +149,31 @@ while [ "$(ls results | wc -l)" -lt 6 ]; do sleep 0.1; done
     assert "2 runs, 0 damaged" in done.stdout
 
 
-def test_artifact_altered_after_intake_is_the_clusters_fault(cluster: Cluster) -> None:
-    cluster.mini_task()
-    run_id = cluster.sealed_run(**MINI)
-    (artifact,) = cluster.experiment.artifacts.iterdir()
-    alter(artifact / "model.safetensors")
-    done = cluster.run("verify", str(cluster.experiment.path), check=False)
-    assert done.returncode == 1 and f"artifacts/{artifact.name[:16]}... was altered" in done.stdout
-    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
-    (score,) = scores_in_ledger(cluster, run_id)
-    assert score.evaluation.score is None
-    assert score.evaluation.fault is Fault.CLUSTER
-    assert "changed after intake" in str(score.evaluation.reason)
-    closed = cluster.view(run_id).closed
-    assert closed is not None and closed.selected_by == "infrastructure" and closed.fault is Fault.CLUSTER
-
-
-def test_artifact_that_breaks_the_engine_is_blamed_after_the_base_model_was_tried(cluster: Cluster) -> None:
+def test_an_altered_artifact_is_the_clusters_fault_and_one_that_breaks_the_engine_its_own(cluster: Cluster) -> None:
     cluster.mini_task(temperature=1.0)
-    run_id = cluster.sealed_run(EXPLODES, **MINI)
-    assert cluster.view(run_id).accepted(), cluster.answers(run_id)
+    cluster.agent("one", SUBMITS_ONE)
+    cluster.agent("wild", EXPLODES)
+    run_ids = cluster.prepare(["one", "wild"], matrix={"task": "mini", "agent": ["one", "wild"]})
+    altered, wild = sorted(run_ids, key=lambda run_id: "-wild-" in run_id)
+    for run_id in run_ids:
+        assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
+    (submission,) = cluster.view(altered).accepted()
+    assert cluster.view(wild).accepted(), cluster.answers(wild)
+    alter(cluster.experiment.artifacts / str(submission.content_hash) / "model.safetensors")
+    done = cluster.run("verify", str(cluster.experiment.path), check=False)
+    assert done.returncode == 1 and f"artifacts/{str(submission.content_hash)[:16]}... was altered" in done.stdout
     assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
-    (score,) = scores_in_ledger(cluster, run_id)
-    assert score.evaluation.score is None
-    assert score.evaluation.fault is Fault.ARTIFACT
-    assert "failed on it twice, and works for the base model" in str(score.evaluation.reason)
-    assert cluster.logs_of("grader").count("Traceback") == 2
-    closed = cluster.view(run_id).closed
-    assert closed is not None and closed.selected_by == "base_kept" and closed.fault is Fault.ARTIFACT
-    assert closed.report is not None and closed.report.score is not None
+    assert cluster.logs_of("grader").count("Traceback") == 2, "of the engine alone"
+    for run_id, fault, words, selected_by in (
+        (altered, Fault.CLUSTER, "changed after intake", "infrastructure"),
+        (wild, Fault.ARTIFACT, "failed on it twice, and works for the base model", "base_kept"),
+    ):
+        (score,) = scores_in_ledger(cluster, run_id)
+        assert score.evaluation.score is None and score.evaluation.fault is fault
+        assert words in str(score.evaluation.reason)
+        closed = cluster.view(run_id).closed
+        assert closed is not None and closed.selected_by == selected_by and closed.fault is fault
+        assert (closed.report is not None and closed.report.score is not None) == (run_id == wild)
 
 
 def alter(path: Path) -> None:

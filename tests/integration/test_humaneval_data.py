@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ import needs
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import scorer
@@ -95,27 +93,3 @@ def test_every_right_solution_passes_in_any_dress_and_every_empty_one_fails(
     dressed = [DRESSES[number % len(DRESSES)](item) for number, item in enumerate(items)]
     outcomes = made.score(items, [[text] for text in dressed], Context(workers=2))
     assert not [item.id for item, outcome in zip(items, outcomes, strict=True) if outcome.value != 1.0]
-
-
-# --- damaged files ---
-
-
-def lose_a_row(path: Path) -> None:
-    path.write_bytes(gzip.compress(b"".join(gzip.decompress(path.read_bytes()).splitlines(keepends=True)[:-1])))
-
-
-def one_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[1000] ^= 1
-    path.write_bytes(bytes(content))
-
-
-@pytest.mark.parametrize("damage", [lose_a_row, one_bit])
-def test_a_damaged_file_is_refused_by_name(
-    root: Root, humaneval: Task, official: Path, damage: Callable[[Path], None]
-) -> None:
-    damage(official / NAME)
-    with pytest.raises(AutorlError, match=f"{NAME} has sha256 .*: truncated, re-encoded or altered") as caught:
-        stage_task(root, humaneval, official)
-    assert caught.value.where == str(official / NAME) and "get the original from" in (caught.value.next_step or "")
-    assert not any(root.path.iterdir()), "something was made"

@@ -20,6 +20,7 @@ from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.grading.engines import vllm, weights_cache, worker_process
 from autorl_hpc.grading.engines.transformers import BaseTokenizer, TransformersEngine, dated
 from autorl_hpc.grading.engines.weights_cache import read_checkpoint
+from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import WeightsChanged
 
@@ -178,9 +179,7 @@ HARMONY = (
     "{% else %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-OTHER_CHANNELS = HARMONY.replace("'thinking'", "'reasoning_content'").replace(
-    "<|channel|>final<|message|>", "<|channel|>"
-)
+NO_NAME = HARMONY.replace("thinking", "reasoning_content").replace("<|channel|>final<|message|>", "<|channel|>")
 
 
 ENDINGS = {
@@ -236,35 +235,24 @@ def test_a_turn_ends_at_every_token_by_which_the_template_ends_one(tmp_path: Pat
         assert "5" not in words.answer([*words.encode("#### 4"), ids[mark], *words.encode("no #### 5")], FEW).text
 
 
+THINKS = "<|channel|>analysis<|message|>4?"
+AGAIN, FINAL = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 CHANNELS = [
-    (
-        HARMONY,
-        "<|channel|>analysis<|message|>Is it #### 4?<|end|><|start|>assistant<|channel|>final<|message|>#### 5<|return|>#### 6",
-        "#### 5",
-    ),
-    (HARMONY, "<|channel|>final<|message|>#### 5<|return|><|start|>user<|message|>#### 6", "#### 5"),
-    (HARMONY, "<|channel|>final<|message|>4<|end|><|start|>assistant<|channel|>final<|message|>5", "5"),
-    (
-        HARMONY,
-        "<|channel|>analysis<|message|>Is it #### 4?<|end|><|start|>assistant<|channel|>analysis<|message|>no",
-        "",
-    ),
-    (HARMONY, "<|channel|>analysis<|message|>Is it #### 4?", ""),
-    (HARMONY, "#### 5<|return|>#### 6", "#### 5"),
-    (OTHER_CHANNELS, "<|channel|>analysis<|message|>4<|end|><|start|>assistant<|channel|>5<|return|>6", "5"),
-    (CHATML, "<|channel|>#### 5<|end|><|im_end|>#### 6", "#### 5"),
+    (HARMONY, f"{THINKS}{AGAIN}{FINAL}#### 5<|return|>#### 6", "#### 5"),
+    (HARMONY, f"{FINAL}#### 5<|return|><|start|>user<|message|>#### 6", "#### 5"),
+    *[(HARMONY, f"{FINAL}4{AGAIN}{FINAL}5", "5"), (HARMONY, f"{THINKS}{AGAIN}{THINKS}", ""), (HARMONY, THINKS, "")],
+    *[(HARMONY, "5<|return|>6", "5"), (CHATML, "<|channel|>5<|end|><|im_end|>6", "5")],
+    (NO_NAME, f"{THINKS}{AGAIN}<|channel|>5<|return|>6", "5"),
 ]
 
 
 @pytest.mark.slow
-def test_the_end_of_a_channel_is_not_the_end_of_the_turn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", [HARMONY, NO_NAME, CHATML], ids=["harmony", "no name", "chatml"])
+def test_the_end_of_a_channel_is_not_the_end_of_the_turn(tmp_path: Path, template: str) -> None:
     """Else what gpt-oss thinks is scored, and what it answers is not."""
     marks = [f"<|{name}|>" for name in ("start", "end", "message", "channel", "return", "im_start", "im_end")]
-    made: dict[str, BaseTokenizer] = {}
-    for template, said, text in CHANNELS:
-        if template not in made:
-            made[template] = tokenizer_with(tmp_path / str(len(made)), template, extra_special_tokens=marks)
-        words = made[template]
+    words = tokenizer_with(tmp_path / "a", template, extra_special_tokens=marks)
+    for _, said, text in (row for row in CHANNELS if row[0] == template):
         assert words.answer(words.tokenizer(said, add_special_tokens=False).input_ids, FEW).text == text, said
 
 
@@ -285,11 +273,10 @@ def test_answers_are_cut_at_the_first_end() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("keeps_logits", [True, False])
 def test_log_likelihoods_are_what_plain_transformers_computes(keeps_logits: bool) -> None:
-    """Batches, padding and contexts that are too long change nothing."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    engine = TransformersEngine(TINY, dtype="float32", device="cpu", threads=1, batch_tokens=600, cache_gib=0.1)
+    engine = TransformersEngine(TINY, GraderSpec(device="cpu", threads=1, batch_tokens=600, cache_gib=0.1), "float32")
     engine.load(TINY, folder_content_hash(TINY))
     engine._keeps_logits &= keeps_logits
     plain = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)

@@ -100,9 +100,10 @@ PROMPTS = [f"Question: What is {n} and {n + 4}?\nAnswer:" for n in (3, 17, 9, 12
 
 def test_greedy_answers_are_the_graders(sampler: Any) -> None:
     from autorl_hpc.grading.engines.transformers import TransformersEngine
+    from autorl_hpc.records.experiment import GraderSpec
     from autorl_hpc.records.task import Sampling
 
-    engine = TransformersEngine(TINY, dtype="float32", device="cpu", threads=1, batch_tokens=4096)
+    engine = TransformersEngine(TINY, GraderSpec(device="cpu", threads=1, batch_tokens=4096), "float32")
     engine._model.load_state_dict(sampler.model.state_dict())
     ids = [sampler.encode(prompt) for prompt in PROMPTS]
     graded = engine.generate(ids, Sampling(temperature=0.0, max_new_tokens=12, stop=("\n",)), 0)

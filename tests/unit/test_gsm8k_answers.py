@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import time
 from fractions import Fraction
 from pathlib import Path
 
 import needs
 import pytest
 
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.scoring.gsm8k import (
     MAX_TEXT_CHARS,
     opencompass_correct,
     opencompass_extract,
     read_answer,
     read_gold,
+    read_marked,
     score_item,
+    score_marked,
 )
+from autorl_hpc.scoring.outcome import Context, Outcome
+from autorl_hpc.scoring.registry import SCORERS, scorer
+from autorl_hpc.tasks.heldout import Item
 
 HALF = Fraction(1, 2)
 
@@ -201,3 +209,127 @@ def test_the_official_answers_read_as_themselves() -> None:
         assert opencompass_correct(opencompass_extract(row["answer"].replace(",", "")), row["answer"])
     alone = [score_item(row["answer"].rpartition("\n#### ")[0], row["answer"]) for row in rows[:2000]]
     assert sum(alone) > 0.9 * len(alone), "a rationale alone mostly ends with its answer"
+
+
+# --- random and hostile text never raises, and takes linear time
+
+MAX_HOSTILE_S = 2.0
+
+
+def _reference_extract(text: str) -> str:
+    """The reference's two steps with its own (partly quadratic) expressions."""
+    if "<think>" not in text and "</think>" in text:
+        text = text.rsplit("</think>", maxsplit=1)[-1].strip()
+    else:
+        text = re.sub(r"<think>(.*?)</think>", "", text, flags=re.DOTALL).strip()
+    numbers: list[str] = re.findall(r"\-?\d+\.\d+|\-?\d+", text.split("Question:")[0])
+    return numbers[-1] if numbers else "NULL"
+
+
+CHARS = "0123456789,.-/$%#()[]{}=*+^_\\ \n\t\x00'\"e½⅓\xa0\u2009\u2212\u2013\uff15\u0665\ud800\U0001f600"
+WORDS = "####|#### |<think>|</think>|Question:|answer|answer is |Answer: |18|1,234|7.5|</think"
+LATEX = r"\boxed{|\frac{1}{2}|\text{| or | and |<<|>>|USD |Rs. |wörd"
+PIECES = (*CHARS, *WORDS.split("|"), *LATEX.split("|"))
+
+
+def _random_text(rng: random.Random) -> str:
+    if rng.random() < 0.2:
+        return "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(60)))
+    return "".join(rng.choices(PIECES, k=rng.randrange(40)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_text_never_raises(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(2500):
+        text = _random_text(rng)
+        answer = read_answer(text)
+        assert answer is None or type(answer) is Fraction, ascii(text)
+        assert opencompass_extract(text) == _reference_extract(text), ascii(text)
+        assert opencompass_correct(opencompass_extract(text), "#### 18") in (True, False)
+
+
+HOSTILE_WORDS = (
+    r"#### { } 9 9. 9, , . - ( ) () (9) 1( )9 <think> </think> <think></think> Question: \boxed{ "
+    r"\boxed{9} \frac{ \frac{1}{2} \ $ answer << <<1 ½ 9½ 1/2 1/ /2 1e3 1' 😀 = 9= * _ a US"
+)
+HOSTILE = [
+    *HOSTILE_WORDS.split(),
+    *("Rs.", "!", "((9))"),
+    *("#### ", "#### x", "#### 1. a ", "9 ", "- ", r"\boxed{9 ", "$ ", "answer ", "answer is "),
+    *("answer is 5 or ", "Answer: 1 2 ", "is ", " ", "\n", "9 or ", "or ", "\xa0", "9\xa0", "\x00"),
+    *("\u0301", "a ", "\ud800", "1 1/2 ", "9 and "),
+]
+
+
+@pytest.mark.parametrize("piece", HOSTILE, ids=[ascii(piece)[1:-1] for piece in HOSTILE])
+def test_hostile_text_takes_linear_time(piece: str) -> None:
+    full = piece * (25_000 // len(piece))  # squared, this is a minute
+    for text in (full + "18", "#### " + full, r"\boxed{" + full, "The answer is " + full, "18 (" + full):
+        start = time.process_time()
+        for read in (read_answer, opencompass_extract, read_marked):
+            read(text)
+        assert time.process_time() - start < MAX_HOSTILE_S, ascii(text[:60])
+
+
+# --- the other scorers: the reference's with its faults, the strict one by the mark alone
+
+OPENCOMPASS: list[tuple[str, str]] = [
+    ("The answer is 18", "18"), ("The answer is 18.0.", "18.0"), ("It is 18.", "18"), (r"\boxed{8,000}", "000"),
+    ("18. (9 - 3 = 6 left)", "6"), ("10-3", "-3"), ("$29.00.", "29.00"), ("½", "NULL"), ("", "NULL"),
+    ("no number", "NULL"), ("The answer is 18\nQuestion: 3 + 4?", "18"), ("Question: 3 + 4?\nAnswer: 7", "NULL"),
+    ("<think>7</think> 18 <think>9</think>", "18"), ("7</think>18", "18"), ("7</think>18</think>", "NULL"),
+    ("<think>it may be 7", "7"), ("</think>7<think>8", "8"), ("<think>1<think>2</think>3</think>4", "4"),
+    ("\u0661\u0668", "\u0661\u0668"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), OPENCOMPASS)
+def test_opencompass_keeps_the_faults(text: str, expected: str) -> None:
+    assert opencompass_extract(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("pred", "gold", "expected"),
+    [
+        ("18", "#### 18", True), ("18.0", "#### 18", True), ("18.0000001", "#### 18", True),
+        ("18.1", "#### 18", False), ("1234", "#### 1,234", True), ("000", "#### 8,000", False),
+        ("NULL", "#### 18", False), ("9" * 500, "#### 18", False), ("2.5", "#### 2.5", True),
+        ("2.50", "#### 2.5", False), ("18", "#### 18\nx #### 19", False), ("18", "#### " + "9" * 400, False),
+    ],
+)  # fmt: skip
+def test_opencompass_compares_as_the_reference(pred: str, gold: str, expected: bool) -> None:
+    assert opencompass_correct(pred, gold) is expected
+
+
+MARKED: list[tuple[str, Fraction | int | None]] = [
+    ("3 + 4 = 7\n#### 7", 7), ("#### 7\n#### 8", 7), ("####-12", -12), ("#### 1,234.", 1234), ("#### 16.0", 16),
+    ("3 + 4 = 7", None), ("The answer is 7.", None), ("#### seven", None), ("#### .", None), ("#### 1.2.3", None),
+    ("#### " + "9" * 100_000, None), ("", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), MARKED)
+def test_the_strict_scorer_reads_the_mark_alone(text: str, expected: Fraction | int | None) -> None:
+    assert read_marked(text) == expected
+    assert score_marked(text, "work\n#### 7") is (expected == 7)
+
+
+def test_each_scorer_has_a_version_and_another_one_is_refused() -> None:
+    versions = {
+        "alpacaeval": "1",
+        "deepsearchqa": "2",
+        "deepsearchqa-exact": "5",
+        "episodes": "1",
+        "gsm8k": "4",
+        "gsm8k-marked": "4",
+        "gsm8k-opencompass": "a5acc4bb",
+        "humaneval": "5",
+        "humaneval-opencompass": "a5acc4bb-2",
+    }
+    assert set(versions) == set(SCORERS)
+    assert {name: scorer(name, version).version for name, version in versions.items()} == versions
+    found = scorer("gsm8k-marked", "4").score([Item("a", "", "#### 7")], [["#### 7", "8"]], Context())
+    assert found == [Outcome(0.5)], "of several samples the mean"
+    with pytest.raises(AutorlError, match="version 4"):
+        scorer("gsm8k", "1")

@@ -58,7 +58,6 @@ RIGHT = {
     "a fence around a body": "```python\n    return a + b\n```",
     "a fence around a body without its indent": "```python\nreturn a + b\n```",
     "a fence without a language": f"```\n{DEF}```",
-    "a fence of another name": f"```Python3\n{DEF}```",
     "a fence with a space": f"``` python \n{DEF}```",
     "four backticks": f"````python\n{DEF}````",
     "def on the line of the fence": f"```{DEF}```",
@@ -85,9 +84,6 @@ RIGHT = {
     "a signature of several lines": "def add(\n    a,\n    b,\n):\n    return a + b\n",
     "a head first": f"```python\ndef add(a, b):\n```\nThen:\n```python\n{DEF}```",
     "a head first, then a body": "```python\ndef add(a, b):\n```\nThen:\n```python\n    return a + b\n```",
-    "a stub first": f"```python\ndef add(a, b):\n    pass\n```\n```python\n{DEF}```",
-    "a stub with an ellipsis first": f"```python\ndef add(a, b):\n    # here\n    ...\n```\n```python\n{DEF}```",
-    "a stub that raises first": f"```python\ndef add(a, b):\n    raise NotImplementedError()\n```\n```python\n{DEF}```",
     "the prompt again first": f"```python\n{PROMPT}```\nSolution:\n```python\n{DEF}```",
     "the prompt with a comment first": f"```python\n{PROMPT}    # TODO\n```\nSolution:\n```python\n{DEF}```",
     "a title in the fence": f'```python title="add.py"\n{DEF}```',
@@ -116,7 +112,6 @@ RIGHT = {
     "an ellipsis as a block first": "```python\n...\n```\n```python\n    return a + b\n```",
     "a refusal as a block first": f"```python\nraise NotImplementedError('x')\n```\n```python\n{DEF}```",
     "a language in a line of its own": f"```\npython\n{DEF}```",
-    "a stub that returns nothing first": f"```python\ndef add(a, b):\n    return None\n```\n```python\n{DEF}```",
     "an import as a block first": f"```python\nimport math\n```\n```python\n{DEF}```",
     "a class and a stub first": f"```python\nclass A:\n    pass\n\ndef add(a, b):\n    ...\n```\n```python\n{DEF}```",
     "a body and a long cut-off text": '    return a + b\n\ntext = """' + "The function\n" * 200,
@@ -125,7 +120,6 @@ RIGHT = {
     "a function and more than is parsed": f"```python\n{DEF}\n" + "assert add(1, 2) == 3\n" * 1000 + "assert add(",
     "a fence in a fence": f"````markdown\n```python\n{DEF}```\n````",
     "tildes": f"~~~python\n{DEF}~~~",
-    "a body and a cut-off function": "    return a + b\n\ndef check_ad",
     "a body and a cut-off call": "    return a + b\n\nprint(add(1, ",
     "a body and a cut-off string": '    return a + b\n\ntext = """The fun',
     "a function and a cut-off test in a fence": f"```python\n{DEF}\n\ndef test():\n    assert add(1,",
@@ -229,16 +223,6 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> list[Item]:
     root = Root(tmp_path_factory.mktemp("mini"))
     stage_task(root, task, None)
     return [item for split, pin in task.file.splits.items() for item in load_items(root, task.name, split, pin)]
-
-
-def test_the_oracle_scores_100_and_null_answers_0(mini: list[Item]) -> None:
-    made = scorer("humaneval", "5")
-    assert len(mini) == 16
-    assert {o.value for o in made.score(mini, [[item.answer] for item in mini], Context())} == {1.0}
-    assert {o.value for o in made.score(mini, [[""] for _ in mini], Context())} == {0.0}
-    other = scorer("humaneval-opencompass", "a5acc4bb-2")
-    blocks = [[f"```python\n{item.question}{item.answer}```"] for item in mini]
-    assert {o.value for o in other.score(mini, blocks, Context())} == {1.0}
 
 
 def test_of_several_samples_the_share_counts(mini: list[Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import stat
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import web_server
 from web_server import LoopbackServer, put_model, whole
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.checkpoint import INDEX_NAME
+from autorl_hpc.files import store
+from autorl_hpc.files.checkpoint import INDEX_NAME, file_sha256
 from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.stage import models
@@ -152,3 +154,18 @@ def test_a_hub_that_lies_about_a_hash(server: LoopbackServer, root: Root, source
     with pytest.raises(AutorlError, match=f"{file} as it was downloaded has .*, expected is "):
         stage_model(root, "org/m", None)
     assert not root.model("org/m").exists()
+
+
+def test_a_large_file_is_hashed_once_while_its_stamp_stays(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage_model(root, "tiny", None)
+    hashed = Counter[str]()
+    monkeypatch.setattr(store, "STAMPED_BYTES", 100_000)
+    monkeypatch.setattr(store, "file_sha256", lambda path: (hashed.update([path.name]), file_sha256(path))[1])
+    for _ in range(3):
+        verify_model(root, "autorl/tiny")
+    assert hashed["model.safetensors"] == 1 and hashed["config.json"] == 3
+    weights = root.model("autorl/tiny") / "model.safetensors"
+    weights.chmod(0o600)
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(AutorlError, match=r"model.safetensors of autorl/tiny has sha256"):
+        verify_model(root, "autorl/tiny")

@@ -21,6 +21,7 @@ from autorl_hpc.files.checkpoint import (
 )
 from autorl_hpc.files.layout import Root
 from autorl_hpc.grading.fingerprint import FolderWeights, compare
+from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.stage.models import stage_model
 from autorl_hpc.supervise.lint import BaseModel
@@ -73,7 +74,9 @@ def test_submissions_with_and_without_the_head_have_one_hash_and_one_answer(base
         taken[name] = take(save(tmp_path / name, given), tmp_path / f"copy-{name}", base)
     assert taken["with"].content_hash == taken["without"].content_hash
     assert taken["with"].not_in_hash == (HEAD,)
-    engine = TransformersEngine(base.folder, dtype="float32", device="cpu", threads=1, batch_tokens=4096, cache_gib=0.0)
+    engine = TransformersEngine(
+        base.folder, GraderSpec(device="cpu", threads=1, batch_tokens=4096, cache_gib=0.0), "float32"
+    )
     prompts = [engine.encode("2 plus 3 is"), engine.encode("one two")]
     answers = []
     for folder in (base.folder, tmp_path / "copy-with", base.folder, tmp_path / "copy-without"):

@@ -28,12 +28,4 @@ def make_engine(spec: GraderSpec, base: Path, dtype: str, date: datetime.date) -
         return VllmEngine(base, spec, dtype, date=date)
     from autorl_hpc.grading.engines.transformers import TransformersEngine
 
-    return TransformersEngine(
-        base,
-        dtype=dtype,
-        date=date,
-        device=spec.device,
-        threads=spec.threads,
-        batch_tokens=spec.batch_tokens,
-        cache_gib=spec.cache_gib,
-    )
+    return TransformersEngine(base, spec, dtype, date=date)

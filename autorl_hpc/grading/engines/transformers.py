@@ -19,6 +19,7 @@ from autorl_hpc.files.checkpoint import HEAD_NAME, own_tensors
 from autorl_hpc.files.progress import bar
 from autorl_hpc.grading.engines.weights_cache import WeightsCache, default_bytes
 from autorl_hpc.records.exchange import Engine as EngineIdentity
+from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.task import USUAL_DATE, Sampling
 from autorl_hpc.rollouts.engine import Answer, EngineFailed, Loaded, LogLikelihood, Pair, fitted
 from autorl_hpc.rollouts.episodes import Encoder, beginning
@@ -151,17 +152,7 @@ class BaseTokenizer:
 class TransformersEngine:
     """Implements the Protocol. `threads` applies to the CPU only; 0 keeps torch's default."""
 
-    def __init__(
-        self,
-        base: Path,
-        *,
-        dtype: str,
-        device: str,
-        threads: int,
-        batch_tokens: int,
-        cache_gib: float | None = None,
-        date: datetime.date = USUAL_DATE,
-    ) -> None:
+    def __init__(self, base: Path, spec: GraderSpec, dtype: str, *, date: datetime.date = USUAL_DATE) -> None:
         words = BaseTokenizer(base, date)
         import torch
         import transformers
@@ -169,13 +160,12 @@ class TransformersEngine:
 
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if threads and device == "cpu":
-            torch.set_num_threads(threads)
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if spec.device == "auto" else spec.device
+        if spec.threads and device == "cpu":
+            torch.set_num_threads(spec.threads)
         self._torch = torch
         self._device = device
-        self._batch_tokens = batch_tokens
+        self._batch_tokens = spec.batch_tokens
         self._words = words
         self.encode, self.chat = words.encode, words.chat
         self._model: Any = AutoModelForCausalLM.from_config(
@@ -196,7 +186,9 @@ class TransformersEngine:
         # Finished rows are filled with it. Answers are cut at the first end token, so padding is not counted.
         self._pad = words.ends[0]
         self._model.generation_config = GenerationConfig(eos_token_id=words.ends, pad_token_id=self._pad)
-        self._cache = WeightsCache(default_bytes() if cache_gib is None else int(cache_gib * 2**30), self._left_out)
+        self._cache = WeightsCache(
+            default_bytes() if spec.cache_gib is None else int(spec.cache_gib * 2**30), self._left_out
+        )
         name = torch.cuda.get_device_name(0) if device == "cuda" else cpu_name()
         self.identity = EngineIdentity(
             backend="transformers",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import reading
 from autorl_hpc.files.checkpoint import own_tensors
 from autorl_hpc.grading.engines import framing, worker_process
 from autorl_hpc.grading.engines.framing import Frame, Routes
@@ -37,7 +38,6 @@ from autorl_hpc.rollouts.engine import (
     Loaded,
     LogLikelihood,
     Pair,
-    Stream,
     WeightsChanged,
     fitted,
 )
@@ -63,8 +63,12 @@ def is_slice(entry: str) -> bool:
 def visible(environ: Mapping[str, str] = os.environ, count: Callable[[], int] | None = None) -> list[str]:
     """Return the entries of the GPUs that this process may use; `count` counts the node's if the variable is not set."""
     given = environ.get(VARIABLE)
-    if given is None:
-        return [str(number) for number in range((count or _on_this_node)())]
+    if given is None and count is not None:
+        return [str(number) for number in range(count())]
+    if given is None:  # by their device files, without loading the driver's library
+        return [
+            str(number) for number in range(sum(map(bool, map(_DEVICE.fullmatch, reading.list_names(Path("/dev"))))))
+        ]
     found: list[str] = []
     for entry in (part.strip() for part in given.split(",")):
         if entry in NOTHING:
@@ -97,14 +101,6 @@ def environment(share: Sequence[str], index_of: Callable[[str], int | None] | No
     entries = (entry if index is None else str(index) for entry, index in zip(share, indices, strict=True))
     by_bus = any(index is not None for index in indices)
     return {VARIABLE: ",".join(entries), **({ORDER_VARIABLE: "PCI_BUS_ID"} if by_bus else {})}
-
-
-def _on_this_node() -> int:
-    """Count the node's GPUs by their device files, without loading the driver's library."""
-    try:
-        return sum(1 for name in os.listdir("/dev") if _DEVICE.fullmatch(name))
-    except OSError:
-        return 0
 
 
 def _index_of(entry: str) -> int | None:
@@ -286,7 +282,7 @@ class VllmEngine:
         if not prompts:
             return []
         found: queue.SimpleQueue[tuple[int, Answer | LogLikelihood | Exception]] = queue.SimpleQueue()
-        stream = self._open(sampling, seed, lambda key, answer: found.put((key, answer)))
+        stream = self.stream(sampling, seed, lambda key, answer: found.put((key, answer)))
         answers: dict[int, Answer | LogLikelihood] = {}
         try:
             stream.ask([(number * CONVERSATION, prompt) for number, prompt in enumerate(prompts)], scored)
@@ -299,10 +295,7 @@ class VllmEngine:
             stream.close()
         return [answers[number] for number in range(len(prompts))]
 
-    def stream(self, sampling: Sampling, seed: int, deliver: Callable[[int, Answer | Exception], None]) -> Stream:
-        return self._open(sampling, seed, deliver)
-
-    def _open(self, sampling: Sampling, seed: int, deliver: Callable[[int, Any], None]) -> _VllmStream:
+    def stream(self, sampling: Sampling, seed: int, deliver: Callable[[int, Any], None]) -> _VllmStream:
         with self.lock:
             if self.open_stream is not None:
                 raise EngineFailed("a stream is open already")
@@ -319,19 +312,15 @@ class VllmEngine:
         self._end_workers()
 
     def _end_workers(self) -> None:
-        with self.lock:
-            parts = list(self.parts)
-        closers = [threading.Thread(target=part.replica.close, daemon=True) for part in parts]
+        closers = [threading.Thread(target=part.replica.close, daemon=True) for part in list(self.parts)]
         for closer in closers:
             closer.start()
         for closer in closers:
             closer.join()
 
     def _introduced(self) -> EngineIdentity:
-        """Return the engine's identity from the first worker; all run the same program on the GPUs of one job.
-
-        Workers per GPU are part of it, because they limit the prompts in a step and so decide the kernels of a whole evaluation.
-        """
+        """Return the engine's identity, from the first worker. Workers per GPU are part of it: they limit the prompts in a step and so
+        decide the kernels of a whole evaluation."""
         spec, heads = self._spec, [part.ready.head for part in self.parts if part.ready is not None]
         versions = dict(heads[0]["ready"])
         if spec.context_tokens is not None:

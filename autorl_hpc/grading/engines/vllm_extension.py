@@ -8,7 +8,7 @@ not check. Imports only the suite's standard library code.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +64,16 @@ class Weights:
             return ["changed", str(error)]
         except OSError as error:
             return ["unread", error.errno, str(error)]
-        if self._autorl_next is not None and (why := self._autorl_misfit(self._autorl_next)):
+        if self._autorl_next is None:
+            return ["waiting"]
+        found = {
+            tensor.name: tensor.shape for tensor in self._autorl_next.tensors if tensor.name not in self._autorl_tied
+        }
+        known = self._autorl_shapes
+        if other := [name for name in {*found, *known} if found.get(name) != known.get(name)]:  # vLLM doesn't check all
             self._autorl_next = None
-            return ["misfit", why]
-        return ["waiting" if self._autorl_next is None else "ready"]
-
-    def _autorl_misfit(self, checkpoint: Checkpoint) -> str:
-        """Return why names or shapes differ from the model, or "". vLLM's loaders don't check this fully."""
-        found = {tensor.name: tensor.shape for tensor in checkpoint.tensors if tensor.name not in self._autorl_tied}
-        other = [name for name in {*found, *self._autorl_shapes} if found.get(name) != self._autorl_shapes.get(name)]
-        return f"{len(other)} tensors are not the base model's in name or shape, such as {min(other)}" if other else ""
+            return ["misfit", f"{len(other)} tensors are not the base model's in name or shape, such as {min(other)}"]
+        return ["ready"]
 
     def autorl_swap(self, wanted: str) -> dict[str, Any]:
         """Load the fetched checkpoint: {"checked", "tensors", "swap_s"}, or {"wrong": why}; then the model is unusable."""
@@ -110,10 +110,20 @@ class Weights:
 
         model.load_weights = listening
         try:
-            self.reload_weights(weights_iterator=_named(checkpoint, self._autorl_tied))  # type: ignore[attr-defined]
+            # As vLLM's loaders expect them, without tied copies, which the embedding fills.
+            named = (
+                (tensor.name, tensor.as_torch())
+                for tensor in checkpoint.tensors
+                if tensor.name not in self._autorl_tied
+            )
+            self.reload_weights(weights_iterator=named)  # type: ignore[attr-defined]
         finally:
             del model.load_weights
-        _pack_again(model)
+        # On a CPU vLLM computes with packed copies of weights, and its reload skips a tied head, which receives no weights.
+        for layer in model.modules():
+            weight = getattr(layer, "weight", None)
+            if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
+                layer.quant_method.process_weights_after_loading(layer)
         return taken[0] if taken else None
 
 
@@ -131,28 +141,9 @@ def asleep_beside_others(sleep: Callable[..., None]) -> Callable[..., None]:
     return sleeping
 
 
-def _pack_again(model: Any) -> None:
-    """Repack a tied head on a CPU. There vLLM computes with packed copies of weights, and its reload skips a tied head, which
-    receives no weights of its own."""
-    for layer in model.modules():
-        weight = getattr(layer, "weight", None)
-        if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
-            layer.quant_method.process_weights_after_loading(layer)
-
-
-def _named(checkpoint: Checkpoint, tied: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """Yield names and tensors as vLLM's loaders expect them, without tied copies, which the embedding fills."""
-    for tensor in checkpoint.tensors:
-        if tensor.name not in tied:
-            yield tensor.name, tensor.as_torch()
-
-
 def _compare(model: Any, checkpoint: Checkpoint, tied: frozenset[str]) -> tuple[str, int]:
-    """Compare parameters on the device with the data read; return the problem or "", and the number of tensors compared.
-
-    Only tensors that vLLM stores unchanged can be compared, by their own name or stacked under a fused name. Under tensor
-    parallelism these are the ones that are not split; where vLLM packs weights for a CPU, the norms.
-    """
+    """Compare parameters on the device with the data read, as far as vLLM stores them unchanged (not split, not packed for a CPU);
+    return the problem or "", and the number of tensors compared."""
     parameters = dict(model.named_parameters())
     tensors = {tensor.name: tensor for tensor in checkpoint.tensors if tensor.name not in tied}
     vectors: list[tuple[str, Any, int]] = []

@@ -82,7 +82,7 @@ class Worker:
             if self._pending or self._open:
                 self._step()
                 self._last_work = time.monotonic()
-            elif self._may_sleep():
+            elif self._sleep_after_s and not self._asleep and time.monotonic() - self._last_work > self._sleep_after_s:
                 self._engine.sleep(level=2)
                 self._asleep = True
             if time.monotonic() - self._last_sent >= BEAT_S:
@@ -302,10 +302,6 @@ class Worker:
         if self._open and not self._engine.has_unfinished_requests():  # otherwise the daemon would wait for ever
             raise Broken(f"vLLM has nothing left to do, and {len(self._open)} prompts are not answered")
 
-    def _may_sleep(self) -> bool:
-        idle_s = time.monotonic() - self._last_work
-        return bool(self._sleep_after_s) and not self._asleep and idle_s > self._sleep_after_s
-
 
 def _on_gpu(told: dict[str, Any]) -> dict[str, Any]:
     """Return vLLM's arguments for a GPU; several workers on one GPU get fixed sizes, so that they don't measure each other."""
@@ -337,19 +333,14 @@ def _stream_of(request: str) -> int:
 
 
 def _allow_uuids() -> None:
-    """Let vLLM query a GPU that CUDA_VISIBLE_DEVICES names by UUID; vLLM would parse every entry as a number.
-
-    For a slice it gets the whole GPU's properties, which decide kernels and default batch sizes. It asks CUDA for memory sizes.
-    """
+    """Let vLLM query a GPU that CUDA_VISIBLE_DEVICES names by UUID, and not as a number; for a slice it gets the whole GPU's properties,
+    which decide kernels and default batch sizes."""
     entries = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if all(entry.isdigit() or not entry for entry in entries):
         return
     from vllm.platforms.interface import Platform
 
-    def physical(cls: Any, device_id: int) -> int:
-        return _index(entries[device_id])
-
-    Platform.device_id_to_physical_device_id = classmethod(physical)
+    Platform.device_id_to_physical_device_id = classmethod(lambda cls, device_id: _index(entries[device_id]))
 
 
 def _index(entry: str) -> int:

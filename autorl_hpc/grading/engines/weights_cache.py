@@ -180,16 +180,17 @@ class WeightsCache:
 
     def _begin(self, folder: Path, wanted: str, asked: bool) -> _Read:
         with self._lock:
-            if wanted not in self._reads:
-                self._reads[wanted] = _Read(self._reader.submit(self._read, folder, wanted, asked), asked)
-            return self._reads[wanted]
 
-    def _read(self, folder: Path, wanted: str, asked: bool) -> Checkpoint:
-        size = sum(again(functools.partial(os.stat, folder / name)).st_size for name in weight_files(folder))
-        if size > self._limit and not asked:
-            raise OSError(f"{folder} is larger than the cache")
-        self._make_room(size)
-        return read_checkpoint(folder, wanted, self._tied)
+            def read() -> Checkpoint:
+                size = sum(again(functools.partial(os.stat, folder / name)).st_size for name in weight_files(folder))
+                if size > self._limit and not asked:
+                    raise OSError(f"{folder} is larger than the cache")
+                self._make_room(size)
+                return read_checkpoint(folder, wanted, self._tied)
+
+            if wanted not in self._reads:
+                self._reads[wanted] = _Read(self._reader.submit(read), asked)
+            return self._reads[wanted]
 
     def _make_room(self, size: int) -> None:
         with self._lock:

@@ -137,20 +137,16 @@ class Replica:
 
     def _tell_end(self) -> None:
         if not self._closing.is_set():
-            words = self._last_words()
+            # Its last words: the last line of this start's output that says something, usually its error.
+            text = reading.tail(self.log, LOG_TAIL_BYTES, self._log_from) or ""
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            words = ([line for line in lines if "Error" in line] or lines or [""])[-1][-300:]
             told = f"{self._why}{f'; its last words: {words}' if words else ''}"
             log.warning("%s (what it printed: %s)", told, self.log)  # agents must not see the path
             self._problem = EngineFailed(told)
         self._told.set()  # first, because `ended` may wait for a failed send
         if self._problem is not None:
             self._ended(self._problem)
-
-    def _last_words(self) -> str:
-        """Return the last meaningful line of this start's output, usually its error."""
-        text = reading.tail(self.log, LOG_TAIL_BYTES, self._log_from) or ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line]
-        return (errors or lines or [""])[-1][-300:]
 
     def _close_socket(self) -> None:
         self._hang_up()
@@ -172,12 +168,12 @@ class Replica:
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        threading.Thread(target=self._introduce, name="engine-start", daemon=True).start()
 
-    def _introduce(self) -> None:
-        """Send the first frame in a thread: it may exceed the socket buffer, and the time limits must still count."""
-        with suppress(OSError), self._sending:  # where the worker is gone, the listener reports how
-            framing.send(self._sock, self._first)
+        def introduce() -> None:  # in a thread: it may exceed the socket buffer, and the time limits must still count
+            with suppress(OSError), self._sending:  # where the worker is gone, the listener reports how
+                framing.send(self._sock, self._first)
+
+        threading.Thread(target=introduce, name="engine-start", daemon=True).start()
 
     def _hang_up(self) -> None:
         with suppress(OSError):
@@ -203,7 +199,11 @@ class Replica:
             except BlockingIOError:
                 return f"the engine's worker stopped in the middle of a frame for {self._silence_limit_s:.0f} s"
             if frame is None:
-                return f"the engine's worker ended{_how(self._process)}"
+                with suppress(subprocess.TimeoutExpired, AttributeError):
+                    code = self._process.wait(EXIT_WAIT_S)  # type: ignore[union-attr]
+                    how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with {code}"
+                    return f"the engine's worker ended {how}"
+                return "the engine's worker ended"
             silent_s = 0.0
             if "broken" in frame.head:
                 return f"the engine broke: {frame.head['broken']}"
@@ -237,16 +237,6 @@ class Replica:
         for pid in [*self._children, *([self.pid] if self.pid is not None else [])]:
             found = {child: _started(child) for child in descendants(pid)}
             self._children.update({child: began for child, began in found.items() if began is not None})
-
-
-def _how(process: subprocess.Popen[bytes] | None) -> str:
-    if process is None:
-        return ""
-    try:
-        code = process.wait(EXIT_WAIT_S)
-    except subprocess.TimeoutExpired:
-        return ""
-    return f" by signal {signal.Signals(-code).name}" if code < 0 else f" with {code}"
 
 
 def _started(pid: int) -> int | None:

@@ -161,7 +161,7 @@ def _engine(world: World, base: Path, workers: int | str = "auto") -> ServingEng
     from autorl_hpc.records.experiment import GraderSpec
 
     if world.options.engine == "transformers":
-        return TransformersEngine(base, dtype="bfloat16", device="cpu", threads=0, batch_tokens=131072)
+        return TransformersEngine(base, GraderSpec(device="cpu", threads=0), "bfloat16")
     spec = GraderSpec.model_validate(
         {**world.grader, "workers_per_gpu": workers, "cache_gib": 40, "sleep_after_s": SLEEP_AFTER_S}
     )

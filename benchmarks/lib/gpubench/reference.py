@@ -74,13 +74,12 @@ class Transformers:
     def __init__(self, job: dict[str, Any]) -> None:
         from autorl_hpc.files.checkpoint import folder_content_hash
         from autorl_hpc.grading.engines.transformers import TransformersEngine
+        from autorl_hpc.records.experiment import GraderSpec
 
         tell("import_s", time.monotonic() - STARTED)
         started = time.monotonic()
         model = Path(job["model"])
-        self._engine = TransformersEngine(
-            model, dtype=job["dtype"], device=job["device"], threads=0, batch_tokens=131072
-        )
+        self._engine = TransformersEngine(model, GraderSpec(device=job["device"], threads=0), job["dtype"])
         self._engine.load(model, folder_content_hash(model))
         tell("engine_s", time.monotonic() - started)
 
