@@ -16,6 +16,7 @@ from checkpoints import (
     SINGLE,
     TINY,
     Desk,
+    ask_transformers_here,
     changed,
     save,
     take,
@@ -151,7 +152,10 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("config", [row[1] for row in CONFIGS], ids=[row[0] for row in CONFIGS])
-def test_configs_that_say_the_same_are_accepted(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_configs_that_say_the_same_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
+) -> None:
+    ask_transformers_here(monkeypatch)
     desk = Desk(tmp_path)
     save(desk.checkpoint, config=config)
     desk.accepted()
