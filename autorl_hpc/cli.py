@@ -521,7 +521,7 @@ def job(
         code = _job(what, ExperimentDir(experiment), name)
     finally:
         # A grader that its job starts again does not look: it would find nobody else.
-        if what in ("grader", "task", "chain", "finish", "report") and name != "kept":
+        if what in ("grader", "chain", "finish", "report") and name != "kept":
             from importlib.metadata import entry_points
 
             for found in entry_points(group="autorl_hpc.after_jobs"):  # extensions: they never raise
@@ -541,9 +541,9 @@ def _job(what: str, experiment: ExperimentDir, name: str) -> int:
             return code
         case "grader":
             from autorl_hpc.grading.daemon import run_grader
-            from autorl_hpc.launch.local import KEPT, run_graders
+            from autorl_hpc.launch.local import run_graders
 
-            if "SLURM_JOB_ID" in os.environ and name != KEPT:
+            if "SLURM_JOB_ID" in os.environ and not name:
                 return run_graders(experiment)
             return run_grader(experiment)
         case "driver":

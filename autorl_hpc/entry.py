@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+
+INTERRUPTED = 130  # `Exit.INTERRUPTED`; importing may be what was interrupted
 
 
 def main() -> None:
-    sys.exit(guarded(_run))
+    code = guarded(_run)
+    if (
+        code == INTERRUPTED
+    ):  # Python would die by the signal at its end where ctrl-C met code that `exec` runs, as dataclasses do
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _run() -> None:
@@ -71,10 +81,8 @@ def _failed(error: Exception) -> int:
 
 
 def _interrupted() -> int:
-    from autorl_hpc.errors import Exit
-
     _say("autorl-hpc: interrupted; nothing is lost, the same command goes on where it stopped")
-    return int(Exit.INTERRUPTED)
+    return INTERRUPTED
 
 
 def _usage_error(error: Any) -> Any:

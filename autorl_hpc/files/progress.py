@@ -22,41 +22,39 @@ def bar(what: str, total: float | None, *, in_bytes: bool = True) -> Iterator[Ca
     if not sys.stderr.isatty():
         yield lambda amount: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.text import Text
-
-    class Rate(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text("" if task.speed is None else f"{task.speed:.1f}/s")
-
-    columns: Any = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(), Rate())
-    name = TextColumn("{task.description}", markup=False)
-    shown = Progress(name, BarColumn(), *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-    task, began = shown.add_task(what, total=total), time.monotonic()
+    began, done, shown = time.monotonic(), 0.0, None
 
     def advance(amount: float) -> None:
-        shown.advance(task, amount)
-        late = time.monotonic() - began > SHOW_AFTER_S
-        if late and not shown.live.is_started and _ONE.acquire(blocking=False):
+        nonlocal done, shown
+        done += amount
+        if shown is not None:
+            shown.update(shown.task_ids[0], completed=done)
+        elif time.monotonic() - began > SHOW_AFTER_S and _ONE.acquire(blocking=False):
+            shown = _progress(in_bytes)
+            shown.add_task(what, total=total, completed=done)
             shown.start()
 
     try:
         yield advance
     finally:
-        if shown.live.is_started:
+        if shown is not None:
             shown.stop()
             _ONE.release()
+
+
+def _progress(in_bytes: bool) -> Any:
+    from rich import progress
+    from rich.console import Console
+    from rich.text import Text
+
+    class Rate(progress.ProgressColumn):
+        def render(self, task: progress.Task) -> Text:
+            return Text("" if task.speed is None else f"{task.speed:.1f}/s")
+
+    counts: Any = (progress.DownloadColumn(), progress.TransferSpeedColumn())
+    counts = counts if in_bytes else (progress.MofNCompleteColumn(), Rate())
+    columns = (progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), *counts)
+    return progress.Progress(*columns, progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 
 def tracked(things: Iterable[T], what: str, total: int) -> Iterator[T]:

@@ -21,7 +21,7 @@ from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.launch.jobs import EARLY_S
-from autorl_hpc.launch.local import BEAT_LOOK_S, KEPT, GraderKeeper, Stopping
+from autorl_hpc.launch.local import BEAT_LOOK_S, GraderKeeper, Stopping
 from autorl_hpc.records.cluster import ClusterProfile, Submitted
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import EXIT_RESUME, Fault, JobState, job_state
@@ -118,7 +118,7 @@ class ArrayTask:
                 return
             self._grader.wait()
             self.stopping.children.remove(self._grader)
-        self._grader = self.stopping.start("grader", str(self.experiment.path), KEPT, env=self._gpus()[1])
+        self._grader = self.stopping.start("grader", str(self.experiment.path), "step", env=self._gpus()[1])
 
     def _end(self, code: int) -> int:
         """End the grader and return the code; after success it clears the queue first."""

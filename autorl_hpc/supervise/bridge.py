@@ -41,8 +41,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, handler: type[BaseHTTPRequestHandler], unix: Path | None = None) -> None:
         self._unix, self._lock = unix, threading.Lock()
-        self._unknown: dict[socket.socket, None] = {}  # in the order of their coming
-        self._known: set[socket.socket] = set()
+        self._open: dict[socket.socket, bool] = {}  # in the order of their coming; True: it showed the token
         if unix is not None:
             self.address_family = socket.AF_UNIX
         super().__init__(("127.0.0.1", 0), handler)
@@ -61,21 +60,20 @@ class _Server(ThreadingHTTPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         with self._lock:
-            self._unknown[request] = None
-            oldest = next(iter(self._unknown)) if len(self._unknown) > MAX_UNKNOWN else None
-            if oldest is not None:
-                del self._unknown[oldest]
+            self._open[request] = False
+            unknown = [each for each, known in self._open.items() if not known]
+            if len(unknown) > MAX_UNKNOWN:
+                del self._open[unknown[0]]
                 with contextlib.suppress(OSError):  # its thread stops waiting for a request
-                    oldest.shutdown(socket.SHUT_RDWR)
+                    unknown[0].shutdown(socket.SHUT_RDWR)
         return True
 
     def admit(self, request: socket.socket) -> bool:
         """Give a place to a client that showed the token; return False if there is none."""
         with self._lock:
-            if request not in self._known and len(self._known) >= MAX_CONNECTIONS:
+            if not self._open.get(request) and sum(self._open.values()) >= MAX_CONNECTIONS:
                 return False
-            self._unknown.pop(request, None)
-            self._known.add(request)
+            self._open[request] = True
             return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -83,8 +81,7 @@ class _Server(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             with self._lock:
-                self._unknown.pop(request, None)
-                self._known.discard(request)
+                self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.info("a client of the bridge went away", exc_info=True)

@@ -40,7 +40,18 @@ from broken import (
     with_header,
     without,
 )
-from checkpoints import EMBEDDING, HEAD, SINGLE, Desk, changed, save, take, tiny_base, tiny_config, tiny_tensors
+from checkpoints import (
+    EMBEDDING,
+    HEAD,
+    SINGLE,
+    Desk,
+    changed,
+    save,
+    take,
+    tiny_base,
+    tiny_config,
+    tiny_tensors,
+)
 from weights import Tensors
 
 from autorl_hpc.files.checkpoint import INDEX_NAME
@@ -95,7 +106,6 @@ REFUSED: list[tuple[str, Build, str, list[str], str]] = [
     ("empty file", file_of(b""), "header_broken", [SINGLE, "0 bytes"], "save"),
     ("header longer than the file", file_of(b"\xff" * 8 + b"{}"), "header_broken", [SINGLE], "save"),
     ("header not JSON", file_of(b"\x04" + b"\0" * 7 + b"abcd"), "not_json", [SINGLE], "save"),
-    ("header a list", with_header(lambda h: b"[]"), "header_broken", [SINGLE], "save"),
     ("header of nothing", with_header(lambda h: b"{}"), "no_tensors", [SINGLE], "save"),
     ("header with a name twice", with_header(twice_in_the_header), "not_json", ["twice"], "save"),
     ("header far too long", with_header(lambda h: b'{"__metadata__":{"a":"' + b"x" * (1 << 21) + b'"}}'), "header_broken", [SINGLE, "bytes"], "save"),
@@ -104,23 +114,18 @@ REFUSED: list[tuple[str, Build, str, list[str], str]] = [
     ("dtype unknown", set_field("dtype", "X" * 1000), "dtype_unsupported", [EMBEDDING], "bfloat16"),
     ("shape negative", set_field("shape", [-400, -64]), "header_broken", [EMBEDDING], "save"),
     ("shape huge", set_field("shape", [10**300, 64]), "header_broken", [EMBEDDING], "save"),
-    ("shape no list", set_field("shape", 400), "header_broken", [EMBEDDING], "save"),
     ("offsets reversed", set_field("data_offsets", [102400, 0]), "header_broken", [EMBEDDING], "save"),
     ("double precision", stored_as("F64", 8), "dtype_unsupported", [EMBEDDING, "F64"], "bfloat16"),
-    ("eight bits", stored_as("F8_E4M3", 1), "dtype_unsupported", [EMBEDDING, "F8_E4M3"], "bfloat16"),
     ("integers", stored_as("I8", 1), "dtype_unsupported", [EMBEDDING, "I8"], "quantised"),
     ("tensor missing", weights(lambda t: without(t, "model.norm.weight")), "tensor_names", ["missing 1", "model.norm.weight"], "all its tensors"),
     ("tensor added", weights(lambda t: {**t, "value_head.weight": t["model.norm.weight"]}), "tensor_names", ["unknown 1", "value_head.weight"], "all its tensors"),
     ("biases of qwen2", weights(lambda t: {**t, "model.layers.0.self_attn.q_proj.bias": t["model.norm.weight"]}), "tensor_names", ["unknown 1", "q_proj.bias"], "architecture"),
-    ("module. prefix", weights(lambda t: {f"module.{n}": v for n, v in t.items()}), "tensor_names", ["'module.'"], "unwrap_model"),
-    ("compiled prefix", weights(lambda t: {f"_orig_mod.{n}": v for n, v in t.items()}), "tensor_names", ["'_orig_mod.'"], "unwrap_model"),
     ("a layer less", weights(lambda t: {n: v for n, v in t.items() if ".layers.1." not in n}), "tensor_names", ["missing"], "all its tensors"),
     ("another shape", weights(lambda t: {**t, EMBEDDING: ("F32", t[EMBEDDING][1][:300])}), "tensor_shapes", [EMBEDDING, "[300, 64]", "[400, 64]"], "vocabulary size"),
     ("another head", weights(other_head), "untied_head", [HEAD, EMBEDDING], "tie_word_embeddings"),
     ("head of another shape", weights(lambda t: {**t, HEAD: ("F32", t[EMBEDDING][1][:10])}), "untied_head", [HEAD], "tie_word_embeddings"),
     ("NaN", one_value("model.layers.1.mlp.down_proj.weight", math.nan), "not_finite", ["down_proj", SINGLE], "earlier checkpoint"),
     ("Inf", one_value("model.norm.weight", math.inf), "not_finite", ["model.norm.weight"], "earlier checkpoint"),
-    ("-Inf", one_value(EMBEDDING, -math.inf), "not_finite", [EMBEDDING], "earlier checkpoint"),
     ("NaN in bf16", one_value(EMBEDDING, math.nan, "BF16"), "not_finite", [EMBEDDING], "earlier checkpoint"),
     ("overflow to fp16", one_value(EMBEDDING, 1e6, "F16"), "not_finite", [EMBEDDING], "earlier checkpoint"),
     ("zero head", all_of(EMBEDDING, 0.0), "zero_head", [EMBEDDING], "how it was saved"),
