@@ -216,9 +216,14 @@ def _looks(
         return
     if where.doubt and file.program:
         yield "note", where.doubt, "see that its lines run on this host too"
-    program = _found(file, where) if file.program else None
-    if isinstance(program, tuple):
-        yield program
+    program = shutil.which(file.program[0], path=where.path) if file.program else None
+    hidden_at = None if program is None else hidden_part(program, where.shown)
+    if file.program and program is None:
+        yield "problem", f"{file.program[0]} is not on the PATH of jobs", _install(file)
+    elif hidden_at is not None:
+        leads = "" if hidden_at == program else f", to which {program} leads"
+        words = f"the sandbox hides {hidden_at}{leads}: agents see system folders, those of PATH, and lib beside them"
+        yield "problem", words, f"{_install(file)}; or name its folder in `sandbox.readable`"
     elif file.program or file.check:
         with tempfile.TemporaryDirectory(prefix="autorl-check-") as place:
             try:
@@ -269,19 +274,6 @@ def _confined(
         return answer.code, answer.last_words(MOST_WORDS)
 
     return run
-
-
-def _found(file: AgentFile, where: Where) -> str | tuple[State, str, str]:
-    """Return the program's path, or the finding that it is not there."""
-    path = shutil.which(file.program[0], path=where.path)
-    if path is None:
-        return "problem", f"{file.program[0]} is not on the PATH of jobs", _install(file)
-    hidden = hidden_part(path, where.shown)
-    if hidden is not None:
-        leads = "" if hidden == path else f", to which {path} leads"
-        words = f"the sandbox hides {hidden}{leads}: agents see system folders, those of PATH, and lib beside them"
-        return "problem", words, f"{_install(file)}; or name its folder in `sandbox.readable`"
-    return path
 
 
 def _version(file: AgentFile, path: str, where: Where, run: Run) -> tuple[State, str, str]:
