@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 from driver_server import DriverServer, Turn
 from helpers import Cluster
+from pages import blocks
 from realdata import REPO
+
+
+def lay(agents: Path, name: str) -> Path:
+    """Lay the page's first agent into its folder."""
+    folder = agents / name
+    folder.mkdir(parents=True)
+    for block in blocks("docs/adding-an-agent.md"):
+        if block.name.startswith("~/agents/mine/"):
+            (folder / Path(block.name).name).write_text(block.text)
+    return folder
 
 
 def test_agents_of_ones_own_run_as_the_docs_say(
@@ -19,7 +30,10 @@ def test_agents_of_ones_own_run_as_the_docs_say(
 
     LD_PRELOAD of a definition would load the agent's code into what makes its sandbox: LD_DEBUG tells who got such a variable.
     """
-    agents = tmp_path / "agents"
+    folder = lay(tmp_path / "by-variable", "mine")
+    assert sorted(path.name for path in folder.iterdir()) == ["agent.yaml", "start.sh"]
+    monkeypatch.setenv("AUTORL_AGENTS_PATH", str(folder.parent))
+    agents = tmp_path / "by-option"
     shutil.copytree(REPO / "docs" / "examples" / "agents", agents)
     (agents / "plain").mkdir()
     variables = "{LD_DEBUG: files, LD_DEBUG_OUTPUT: ./output/ld, TASK: mine, OWN: 'a b=c', EMPTY: }"
@@ -29,24 +43,25 @@ def test_agents_of_ones_own_run_as_the_docs_say(
     key.write_text("the-real-key-of-the-provider")
     key.chmod(0o600)
     cluster.mini_task()
-    here = ("--root", str(cluster.root.path))
+    own = ("--agents", str(agents), "--root", str(cluster.root.path))
     with DriverServer([Turn("Use a small learning rate.")], key=key.read_text(), model="scripted") as server:
         job = cluster.spec(
-            ["asker", "plain"],
+            ["mine", "asker", "plain"],
             matrix={"task": "mini", "driver": "llm"},
             drivers={"llm": {"kind": "api", "url": server.url, "model": "scripted", "key_file": str(key)}},
             reprompts=1,
             sandbox={"level": "auto"},
         )
-        dry = cluster.run("launch", str(job), "--agents", str(agents), *here, "--dry-run").stdout
+        dry = cluster.run("launch", str(job), *own, "--dry-run").stdout
         assert "agent asker: note: " in dry and "no version of it was tested" in dry
-        monkeypatch.setenv("AUTORL_AGENTS_PATH", str(agents))
-        cluster.run("launch", str(job), *here)
-        shutil.rmtree(agents)  # frozen: the jobs don't need it any more
+        cluster.run("launch", str(job), *own)
+        shutil.rmtree(folder)  # frozen: the jobs don't need it any more
         cluster.run("status", str(cluster.experiment.path), "--watch")
         first, second = (conversation.text for conversation in server.conversations)
     names = [path.name for path in cluster.experiment.path.iterdir()]
-    asker, plain = (next(n for n in names if n.startswith(f"mini-{a}-")) for a in ("asker", "plain"))
+    mine, asker, plain = (next(n for n in names if n.startswith(f"mini-{a}-")) for a in ("mine", "asker", "plain"))
+    view = cluster.view(mine)
+    assert view.closed is not None and view.closed.selected == 1 and view.submissions[1].is_base
     assert cluster.view(asker).closed is not None and len(cluster.view(asker).accepted()) == 1
     assert "improve the base model" in first and "as you left it" in second
     advice = (cluster.workspace(asker) / "code" / "advice.txt").read_text()
@@ -60,9 +75,7 @@ def test_agents_of_ones_own_run_as_the_docs_say(
 
 def test_nothing_is_made_for_an_agent_that_can_not_run(cluster: Cluster, tmp_path: Path) -> None:
     """A dry run only tells; what is on the nodes alone can be launched all the same."""
-    folder = tmp_path / "agents" / "mine"
-    folder.mkdir(parents=True)
-    (folder / "start.sh").write_text("true\n")
+    folder = lay(tmp_path / "agents", "mine")
     (folder / "agent.yaml").write_text(
         "name: mine\ndescription: d\nprogram: [no-such-program, --version]\ninstall: see its page\n"
     )
