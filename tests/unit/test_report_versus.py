@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from autorl_hpc.cli import app
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.records.driver import DriverScience
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.report import report
 
@@ -103,6 +104,16 @@ def test_unlike_runs_do_not_meet(tmp_path: Path) -> None:
         CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--no-figures", "--compare", "sft", "grpo"]).stdout
     )
     assert "sandbox (A bwrap, B landlock)" in " ".join(told.split())
+
+
+def test_another_setting_of_a_driver_is_named(tmp_path: Path) -> None:
+    for name, tools in (("one", ()), ("two", ("web_search",))):
+        spec = DriverScience(kind="api", model="m", tools=tools)
+        Tree(tmp_path / "runs" / name).finished(seed=0, solved=40, driver="d", driver_spec=spec)
+    notes = " ".join(report.compare(report.build([tmp_path / "runs"]), "one", "two").notes)
+    assert (
+        'sft: not the same on both sides: its driver (A kind api; model m, B kind api; model m; tools ["web_' in notes
+    )
 
 
 def test_modes_meet_their_like(tmp_path: Path) -> None:
