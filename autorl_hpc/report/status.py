@@ -125,9 +125,8 @@ class StatusWatch:
         by_run = {task.run_id: f"{task.seen.job_id} {task.seen.state}" for task in alive if task.run_id and task.seen}
         ids = frozenset(t.seen.job_id for t in alive if t.seen and t.submitted.role.startswith("grader-"))
         step = not any(job.role.startswith("grader-") for job in submitted.submitted)
-        waits = bool(ids) and not any(
-            t.state is JobState.RUNNING for t in alive if t.submitted.role.startswith("grader-")
-        )
+        of_graders = [t.state for t in alive if t.submitted.role.startswith("grader-")]
+        waits = bool(ids) and JobState.RUNNING not in of_graders
         return JobsNow(roles, _told(alive), trouble or _stuck(alive), by_run, step, ids, waits)
 
     def run(self, run: RunDir) -> Row:
@@ -399,10 +398,7 @@ def _of_run(facts: Facts, whole: bool) -> Iterator[Any]:
     yield Text(facts["run_id"], style="bold", no_wrap=whole, overflow="ignore" if whole else "fold")
     yield Text(facts["sentence"])
     parts = [f"attempt {facts['attempt']}" if facts.get("attempt") else "", f"{left} left" if left else ""]
-    parts += [
-        f"job {facts['job']}" if facts["job"] else "",
-        f"sandbox {facts['sandbox']}" if facts.get("sandbox") else "",
-    ]
+    parts += [f"{name} {facts[name]}" if facts.get(name) else "" for name in ("job", "sandbox")]
     yield Text.assemble((state, COLOURS.get(state, "")), "".join(f", {part}" for part in parts if part))
     for one in facts["submissions"]:
         score = f"{one['score']:.1f} {between(one['low'], one['high'])}".strip() if one["score"] is not None else ""
