@@ -178,11 +178,10 @@ def _by_style(line: str) -> LoggedStep | None:
     for pattern, pair in _STYLES:
         if (head := pattern.search(line)) is not None:
             begins = "eval_" if EVALUATED.match(line) else ""
-            named = {
-                begins * ("loss" in name or "reward" in name) + (name or "training loss"): found["value"]
-                for found in pair.finditer(line)
-                for name in (found["name"].lower().replace(" ", "_"),)
-            }
+            named: dict[str, str] = {}
+            for found in pair.finditer(line):
+                name = found["name"].lower().replace(" ", "_") or "training loss"
+                named[begins * ("loss" in name or "reward" in name) + name] = found["value"]
             step = step_of({**head.groupdict(), **named})
             if step is not None and any("loss" in n or "reward" in n for n, v in named.items() if not v.isdigit()):
                 return step

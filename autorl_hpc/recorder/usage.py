@@ -135,10 +135,8 @@ class Gpus:
         memory = self._ask(device, "nvmlDeviceGetMemoryInfo") if memory is None else memory
         power_mw = None if device.is_slice else self._ask(device, "nvmlDeviceGetPowerUsage")
         if not device.is_slice:  # NVML has no use of a MIG slice
-            self._busy[device.uuid] = [
-                *self._busy[device.uuid],
-                *(min(1.0, max(0.0, share)) for share in self._shares(device)),
-            ][-MAX_BUSY:]
+            shares = [min(1.0, max(0.0, share)) for share in self._shares(device)]
+            self._busy[device.uuid] = (self._busy[device.uuid] + shares)[-MAX_BUSY:]
         return GpuSample(
             **{"index": device.index, "uuid": device.uuid, "name": _text(self._ask(device, "nvmlDeviceGetName") or "")},
             memory_bytes=None if memory is None else int(memory.used),

@@ -131,11 +131,8 @@ def _read(home: Path, task: str, name: str, folder: Path | None, rows: list[dict
     troubles = [] if folder is not None else ["its workspace is not here: only its row in results.csv is known"]
     row = rows[0] if len(rows) == 1 and rows[0]["task"] == task else {}
     if rows and not row:
-        why = (
-            "a row of this run that names another task"
-            if len(rows) == 1
-            else f"{len(rows)} rows of this run that differ"
-        )
+        several = f"{len(rows)} rows of this run that differ"
+        why = several if len(rows) > 1 else "a row of this run that names another task"
         troubles.append(f"{RESULTS} has {why}: none is used")
     scores, meta, read = None, None, list[str]()
     if folder is not None:

@@ -401,10 +401,7 @@ def _of_run(facts: Facts, whole: bool) -> Iterator[Any]:
     yield Text(facts["run_id"], style="bold", no_wrap=whole, overflow="ignore" if whole else "fold")
     yield Text(facts["sentence"])
     parts = [f"attempt {facts['attempt']}" if facts.get("attempt") else "", f"{left} left" if left else ""]
-    parts += [
-        f"job {facts['job']}" if facts["job"] else "",
-        f"sandbox {facts['sandbox']}" if facts.get("sandbox") else "",
-    ]
+    parts += [f"{name} {facts[name]}" if facts.get(name) else "" for name in ("job", "sandbox")]
     yield Text.assemble((state, COLOURS.get(state, "")), "".join(f", {part}" for part in parts if part))
     for one in facts["submissions"]:
         score = f"{one['score']:.1f} {between(one['low'], one['high'])}".strip() if one["score"] is not None else ""

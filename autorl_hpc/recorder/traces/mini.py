@@ -85,8 +85,6 @@ def _usage(extra: Table) -> list[Event]:
 
 
 def _calls(extra: Table) -> list[Event]:
-    calls = (
-        (each, parse.call("bash", each, call_id=each.get("tool_call_id")))
-        for each in parse.tables(extra.get("actions"))
-    )
-    return [{**call, "input": each.get("command")} for each, call in calls]
+    calls = parse.tables(extra.get("actions"))
+    made = (parse.call("bash", each, call_id=each.get("tool_call_id")) for each in calls)
+    return [{**call, "input": each.get("command")} for each, call in zip(calls, made, strict=True)]

@@ -28,9 +28,8 @@ SURE, SURE_ENOUGH = (
 # Of the distance of two models. Sketches err by 1.1 % of each; closer to an end than BETWEEN_SHARE is that end.
 BETWEEN_TOLERANCE, BETWEEN_SHARE = 0.05, 0.03
 ROUNDS = 2  # samples were drawn this often between optimizer steps where a policy learns from its own samples
-MOST_ANSWERS = (
-    8  # of one prompt, by a guess: prompts are counted and answers are not; fewer samples were a look at some
-)
+# Of one prompt, by a guess: prompts are counted and answers are not; fewer samples were a look at some.
+MOST_ANSWERS = 8
 
 
 @dataclass(frozen=True)
@@ -174,9 +173,7 @@ def _by_facts(
             _tell(stage, process, processes[:place], plan)
     made = seen.ancestors(checkpoint, processes, seen.copies_in(commands)) if checkpoint else []
     if not any(stage.steps for process in made for stage in process.stages) and not any(map(seen.averages, made)):
-        made = [
-            process for process in processes if process.elapsed_s > begin_s or process.facts[-1].elapsed_s > begin_s
-        ]
+        made = [one for one in processes if max(one.elapsed_s, one.facts[-1].elapsed_s) > begin_s]
     if made and seen.averages(made[-1]) and (fingerprint is None or fingerprint.relative_delta):
         says = f"{made[-1].program} loaded {', '.join(made[-1].paths('loaded')[:3])}, made no step and saved"
         return Executed(Route.AVERAGING, (_seen(made[-1], says),), "observed")

@@ -151,9 +151,8 @@ class Parsed:
     def given(self, call: ast.Call) -> dict[str, tuple[Any, int]]:
         """Return the key settings that a call is given as literals (as they are, or by a name that is bound once), with their lines."""
         found = dict[str, tuple[Any, int]]()
-        for name, node in (
-            (word.arg, word.value) for word in call.keywords if known.key_of(word.arg or "") is not None
-        ):
+        words = [word for word in call.keywords if known.key_of(word.arg or "") is not None]
+        for name, node in ((word.arg, word.value) for word in words):
             values = self.bound.get(node.id, []) if isinstance(node, ast.Name) else [node]
             value = values[0] if len(values) == 1 else None
             if isinstance(value, ast.Constant):
@@ -301,11 +300,8 @@ def trainings(program: LiveCode, programs: Sequence[LiveCode]) -> Iterator[Train
     sure = any(run.sure for run in runs) and len(runs) >= len({each.route for _, each in made})
     found = [(call, replace(each, sure=each.sure and sure)) for call, each in made if runs]
     for call in program.called("backward"):
-        loss = (
-            route_of_loss(program.flow(call.file, [call.node]))
-            if program.called("step")
-            else (Route.UNKNOWN, "no step")
-        )
+        stepped = program.called("step")
+        loss = route_of_loss(program.flow(call.file, [call.node])) if stepped else (Route.UNKNOWN, "no step")
         where = (call.file.path, call.node.lineno, call.sure, OWN_LOOP, bool(program.called(*_SAMPLING)))
         found.append((call, Training(loss[0], f"own loop: {loss[1]}", *where)))
     yield from (_by_samples(each, call, program, programs) for call, each in found)

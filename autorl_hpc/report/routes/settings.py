@@ -19,9 +19,8 @@ def settings(observed: Sequence[ObservedFact], training: Sequence[TrainingPoint]
         where, given = f"process at {process.elapsed_s:.0f} s", dict[str, object]()
         for stage in process.stages:
             arguments = stage.facts.get("arguments")
-            given |= {
-                k: v for k, v in (arguments.items() if isinstance(arguments, Mapping) else ()) if v not in (None, "")
-            }
+            arguments = arguments if isinstance(arguments, Mapping) else {}
+            given |= {k: v for k, v in arguments.items() if v not in (None, "")}
             rates = [rate for block in stage.blocks for rate in numbers(block.get("rates"))]
             if rates and not stage.trainer:
                 given["learning_rate"] = max(rates)
@@ -35,9 +34,7 @@ def settings(observed: Sequence[ObservedFact], training: Sequence[TrainingPoint]
     aliases = {"lr": "learning_rate"}
     known = {aliases.get(name, name) for name, _, _ in found}
     rest = [s for s in plan.settings if aliases.get(last := s.name.rsplit(".", 1)[-1], last) not in known]
-    made = [
-        Setting(name=n, value=clean(v, 120) or "", where=clean(w, 200) or "", source=s)
-        for (n, v, w), s in found.items()
-    ]
+    own = {key: (clean(key[1], 120) or "", clean(key[2], 200) or "") for key in found}
+    made = [Setting(name=key[0], value=own[key][0], where=own[key][1], source=s) for key, s in found.items()]
     told = [(order, each) for each in (*made, *rest) if each.value and (order := key_of(each.name)) is not None]
     return tuple(each for _, each in sorted(told, key=lambda one: one[0]))

@@ -167,11 +167,8 @@ def copies_in(commands: Sequence[Commanded]) -> dict[str, str]:
 def averages(process: ObservedProcess) -> bool:
     """Return whether a process loaded several models, made no step and saved one."""
     whole = [m for m in process.of("loaded") if "Peft" not in str(m.get("class")) and m.get("path")]
-    return (
-        len({str(m["path"]) for m in whole}) > 1
-        and bool(process.paths("saved"))
-        and not any(s.steps for s in process.stages)
-    )
+    several = len({str(m["path"]) for m in whole}) > 1
+    return several and bool(process.paths("saved")) and not any(s.steps for s in process.stages)
 
 
 def shown(value: object) -> str:

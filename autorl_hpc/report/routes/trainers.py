@@ -138,10 +138,8 @@ def route_of_trainer(name: str, arguments: Mapping[str, object]) -> Route | None
     if route is Route.DPO and any(kind in RELATIVES_OF_DPO for kind in kinds):
         return Route.PREFERENCE
     if route is Route.PPO:
-        estimators = [
-            str(v).lower() for k, v in arguments.items() if k.endswith(("adv_estimator", "advantage_estimator"))
-        ]
-        return next((ESTIMATORS[e] for e in estimators if e in ESTIMATORS), Route.PPO)
+        named = [str(v).lower() for k, v in arguments.items() if k.endswith(("adv_estimator", "advantage_estimator"))]
+        return next((ESTIMATORS[each] for each in named if each in ESTIMATORS), Route.PPO)
     return route
 
 

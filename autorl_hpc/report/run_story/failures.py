@@ -429,10 +429,8 @@ def engine_crash(facts: Facts) -> Evidence:
 def _told(facts: Facts, words: re.Pattern[str], *, raised: bool = True) -> Evidence:
     """Return lines that a program raised or logged with one of these words, but for those that count none."""
     told = [one for one in facts.lines if _complains(words, one.text)]
-    said = (one.is_log and _PROSE.search(one.text) is None for one in told)
-    return _logged(
-        one for one, is_said in zip(told, said, strict=True) if is_said or (raised and _RAISED.match(one.text))
-    )
+    said = [one for one in told if one.is_log and _PROSE.search(one.text) is None]
+    return _logged(one for one in told if one in said or (raised and _RAISED.match(one.text)))
 
 
 def _complains(words: re.Pattern[str], text: str) -> bool:

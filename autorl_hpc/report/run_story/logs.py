@@ -388,9 +388,8 @@ def crashes_in(observed: Iterable[ObservedFact]) -> list[Trace]:
     """Return the errors that ended the agent's Python programs, as the observer saw them."""
     found = []
     for fact in observed:
-        kind, message, where = (
-            clean(str(fact.facts.get(key) or ""), 300) or "" for key in ("type", "message", "where")
-        )
+        told = [clean(str(fact.facts.get(key) or ""), 300) or "" for key in ("type", "message", "where")]
+        kind, message, where = told
         if fact.what == "crashed" and kind not in ("", "KeyboardInterrupt", "SystemExit"):
             frame = where.rsplit("/code/", 1)[-1].removeprefix("code/") or None
             error = LogLine(frame or f"process at {fact.elapsed_s:.0f} s", f"{kind}: {message}".strip(": "))

@@ -496,11 +496,10 @@ def _told(known: RunContext) -> Story:
     facts = facts_of(known, stretches)
     route = _route(known, stretches)
     writers = [entry.writer for entry in known.entries]
+    disputed = route.disputed is not None and route.source != "observed"
     story = Story(
         route=route,
-        mode_kept=mode_kept(
-            summary.mode, route.executed, disputed=route.disputed is not None and route.source != "observed"
-        ),
+        mode_kept=mode_kept(summary.mode, route.executed, disputed=disputed),
         trained=_trained(known, stretches),
         iterations=iterations_of(known, stretches, [failure_of(each) for each in facts]),
         failure=_failure(known, stretches, facts, route),
@@ -674,23 +673,15 @@ def _left_working(known: RunContext) -> list[str]:
     for event in known.events:
         if event["event"] != "agent_ended" or event.get("ended_by") != "agent_exit":
             continue
-        at_s = event.get("elapsed_s")
-        last = (
-            between(known.recorded.processes.records, at_s - KILLED_BEFORE_S, at_s + KILLED_AFTER_S)
-            if isinstance(at_s, float)
-            else ()
-        )
-        killed = [
-            p.command
-            for p in last
-            if p.what == "ended" and p.exit_code == -signal.SIGKILL and is_program(p) and may_train(p)
-        ]
+        at_s = told if isinstance(told := event.get("elapsed_s"), float) else math.inf
+        last = between(known.recorded.processes.records, at_s - KILLED_BEFORE_S, at_s + KILLED_AFTER_S)
+        dead = [p for p in last if p.what == "ended" and p.exit_code == -signal.SIGKILL]
+        killed = [p.command for p in dead if is_program(p) and may_train(p)]
         if killed:
             named = "; ".join(known.hidden.said(masked(command)) or "" for command in killed[:MAX_NAMED])
             more = f" and {len(killed) - MAX_NAMED} more" if len(killed) > MAX_NAMED else ""
-            notes.append(
-                f"the agent ended while {len(killed)} of its programs worked, and they were killed: {named}{more}"
-            )
+            words = f"the agent ended while {len(killed)} of its programs worked, and they were killed"
+            notes.append(f"{words}: {named}{more}")
     return notes
 
 
@@ -699,12 +690,10 @@ def _notes(known: RunContext) -> tuple[str, ...]:
     notes = [*_left_working(known), *known.recorded.troubles]
     for event in known.events:
         if event["event"].startswith(RECORDER_EVENTS) and event["event"] not in NO_TROUBLE:
-            told = {
-                name: value if name == "watch" or isinstance(value, int) else hidden.said(masked(str(value)))
-                for name, value in event.items()
-                if name not in ("event", "at")
-            }
-            words = ", ".join(f"{name} {value}" for name, value in told.items())
+            given = [(name, value) for name, value in event.items() if name not in ("event", "at")]
+            plain = [name == "watch" or isinstance(value, int) for name, value in given]
+            told = [v if ok else hidden.said(masked(str(v))) for (_, v), ok in zip(given, plain, strict=True)]
+            words = ", ".join(f"{name} {value}" for (name, _), value in zip(given, told, strict=True))
             notes.append(event["event"].replace("_", " ") + (f": {words}" if words else ""))
     for name in GATEWAY_EVENTS:
         if count := sum(event["event"] == name for event in known.events):
