@@ -344,6 +344,7 @@ class RecorderProcess(OwnChild):
     ping_s = 10.0
     hung_pings = 6
     answer_s = 2.0  # how long a submission waits for the revision of its code
+    patience_s = 6.0  # limit for these waits; a tenth of the time refills it, so that intake is never slow
     begin_s = 1.0  # how long the first submission waits for the recorder's start
     end_s = 5.0  # the recorder itself takes at most 3 s to close
 
@@ -363,6 +364,7 @@ class RecorderProcess(OwnChild):
         self._told, self._begun = threading.Condition(), threading.Event()
         self._asked = 0
         self._last_revision: str | None = None
+        self._waited_s, self._waited_at = 0.0, time.monotonic()
 
     def ask(self, submission_id: int) -> Callable[[], str | None]:
         """Ask the recorder to commit the code now. Return a function that waits briefly for the commit hash, None if nothing was
@@ -380,9 +382,14 @@ class RecorderProcess(OwnChild):
         deadline = time.monotonic() + self.answer_s
 
         def answer() -> str | None:
+            begun = time.monotonic()
+            self._waited_s = max(0.0, self._waited_s - 0.1 * (begun - self._waited_at))
             with self._told:
-                self._told.wait_for(lambda: number not in self._waiting, max(0.0, deadline - time.monotonic()))
+                left_s = max(0.0, min(deadline - begun, self.patience_s - self._waited_s))
+                self._told.wait_for(lambda: number not in self._waiting, left_s)
                 self._waiting.discard(number)
+                self._waited_at = time.monotonic()
+                self._waited_s += self._waited_at - begun
                 return self._answers.pop(number, None)
 
         return answer
