@@ -143,7 +143,7 @@ def test_the_next_is_loaded_ahead_and_answered_while_the_former_is_rated(
         return rate(answered)
 
     def answering() -> None:
-        desk.grader._look()  # as the heartbeat does
+        desk.grader.heart.look()  # as the heartbeat does
         if len(desk.contents()) == 1:
             asked.set()
 

@@ -102,8 +102,22 @@ def test_a_venv_is_made_of_its_wheels_and_named_by_their_hash(small: tuple[Root,
     assert not list(root.path.rglob(".tmp-small-*"))
 
 
-def test_other_wheels_are_another_environment_beside_it(root: Root, wheels: Path) -> None:
+def test_a_killed_staging_is_run_again_and_other_wheels_are_another_environment_beside_it(
+    root: Root, wheels: Path
+) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            environments.store.write_manifest = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+            staged(root, wheels)
+        finally:
+            os._exit(3)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    with pytest.raises(AutorlError, match="environment small is not staged"):
+        verify_environment(root, "small")
     first = staged(root, wheels)
+    assert not list(root.environments.glob(".tmp-small-*"))
     wheel(wheels, "helperlib", "1.3", "WHO = 'all'\n")
     assert staged(root, wheels) == first, "it is staged already"
     second = staged(root, wheels, again=True)
@@ -128,20 +142,7 @@ def test_a_wheel_that_was_changed_beside_its_lock_file_is_refused(
     assert [p.name for p in root.environments.iterdir() if "other" in p.name and not p.name.endswith(".lock")] == []
 
 
-def test_an_altered_wheel_is_refused(root: Root, wheels: Path) -> None:
-    folder = root.environment("small", staged(root, wheels))
-    os.chmod(folder / "wheels", 0o755)
-    path = folder / "wheels" / "helperlib-1.2-py3-none-any.whl"
-    os.chmod(path, 0o644)
-    wheel(folder / "wheels", "helperlib", "1.2", "WHO = 'evil'\n")
-    with pytest.raises(AutorlError, match="staged w") as caught:
-        stage(root, ["env:small"])
-    assert caught.value.where == str(path) and caught.value.exit_code is Exit.FAILED
-    with pytest.raises(AutorlError, match=r"could not be gathered: .*DO NOT MATCH THE HASHES"):
-        stage(root, ["env:small"], again=True)
-
-
-def test_a_changed_venv_is_seen_at_launch_and_made_anew(root: Root, wheels: Path) -> None:
+def test_a_changed_venv_is_made_anew_and_an_altered_wheel_refused(root: Root, wheels: Path) -> None:
     digest = staged(root, wheels)
     site = next((root.environment("small", digest) / "venv" / "lib").glob("python*/site-packages"))
     for path in (site, site / "__pycache__", *site.glob("*.py"), *(site / "__pycache__").iterdir()):
@@ -171,23 +172,16 @@ def test_a_changed_venv_is_seen_at_launch_and_made_anew(root: Root, wheels: Path
     found = run_environment(root, "small", root.path)
     assert found is not None and found.content_hash == digest
     assert python(root, digest, "import greeting; print(greeting.TEXT)") == "hello world"
-
-
-def test_a_killed_staging_is_run_again(root: Root, wheels: Path) -> None:
-    child = os.fork()
-    if child == 0:
-        try:
-            environments.store.write_manifest = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-            staged(root, wheels)
-        finally:
-            os._exit(3)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status)
-    with pytest.raises(AutorlError, match="environment small is not staged"):
-        verify_environment(root, "small")
-    digest = staged(root, wheels)
-    assert verify_environment(root, "small").content_hash == digest
-    assert not list(root.environments.glob(".tmp-small-*"))
+    own = root.environment("small", digest) / "wheels"
+    os.chmod(own, 0o755)
+    path = own / "helperlib-1.2-py3-none-any.whl"
+    os.chmod(path, 0o644)
+    wheel(own, "helperlib", "1.2", "WHO = 'evil'\n")
+    with pytest.raises(AutorlError, match="staged w") as caught:
+        stage(root, ["env:small"])
+    assert caught.value.where == str(path) and caught.value.exit_code is Exit.FAILED
+    with pytest.raises(AutorlError, match=r"could not be gathered: .*DO NOT MATCH THE HASHES"):
+        stage(root, ["env:small"], again=True)
 
 
 def test_an_environment_in_a_bundle(small: tuple[Root, Path, str], tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ RIGHT = {
     "a block whose first line lost its indent": "if a:\n        return a + b\n    return b",
     "a one-block body at the margin": "if True:\n    return a + b",
     "a body at the margin": "total = a\ntotal += b\nreturn total",
-    "a loop at the margin": "for x in [b]:\n    a += x\nreturn a",
     "two spaces": "  for x in [b]:\n    a += x\n  return a",
     "eight spaces": "        for x in [b]:\n            a += x\n        return a",
     "tabs": "\tfor x in [b]:\n\t\ta += x\n\treturn a",
@@ -86,13 +85,6 @@ RIGHT = {
     "a head first, then a body": "```python\ndef add(a, b):\n```\nThen:\n```python\n    return a + b\n```",
     "the prompt again first": f"```python\n{PROMPT}```\nSolution:\n```python\n{DEF}```",
     "the prompt with a comment first": f"```python\n{PROMPT}    # TODO\n```\nSolution:\n```python\n{DEF}```",
-    "a title in the fence": f'```python title="add.py"\n{DEF}```',
-    "braces in the fence": f"```{{python}}\n{DEF}```",
-    "pandoc's braces in the fence": f"```{{.python .numberLines}}\n{DEF}```",
-    "attributes in the fence": f"```python {{cmd=true}} linenums=1\n{DEF}```",
-    "a file's name in the fence": f"```add.py\n{DEF}```",
-    "a language and a file's name in the fence": f"```python:src/add.py\n{DEF}```",
-    "two words in the fence": f"```Python code\n{DEF}```",
     **{
         f"the fence's info string {info}": f"```{info}\n{DEF}```"
         for info in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -129,3 +130,10 @@ def test_items_that_were_not_judged_for_both_are_left_out() -> None:
         facts.pop("y", None)  # type: ignore[attr-defined]
     with pytest.raises(Unusable, match="fewer than two items"):
         gain(ItemsPair(base, new))
+
+
+def test_805_pairs_take_seconds_and_not_minutes(data: Path) -> None:
+    pairs = annotations.pairs(data, "gemma-2b-it")
+    started = time.process_time()
+    length_controlled(pairs)
+    assert time.process_time() - started < 20.0  # 2 s on a quiet core
