@@ -83,6 +83,7 @@ class World(Cluster):
         self.mini_task()
 
     def profile(self, **changes: Any) -> None:
+        """Writes the profile `test`; tables are merged."""
         value = {key: dict(v) if isinstance(v, dict) else v for key, v in PROFILE.items()}
         for key, change in changes.items():
             value[key] = {**value.get(key, {}), **change} if isinstance(change, dict) else change
@@ -116,6 +117,7 @@ class World(Cluster):
         return self.run("launch", str(path), *options, check=check)
 
     def launch_facts(self, agents: list[str] | None = None, **changes: Any) -> dict[str, Any]:
+        """The same, its facts."""
         value: dict[str, Any] = json.loads(self.launch(agents, "--json", **changes).stdout)
         return value
 
@@ -133,6 +135,7 @@ class World(Cluster):
         return ",".join(sorted({job.name for job in self.submitted.submitted}))
 
     def queue(self, states: str = "all") -> dict[str, str]:
+        """State by job id of the experiment's jobs."""
         argv = ("squeue", "-r", "-h", f"--states={states}", f"--name={self.names()}", "-o", "%i|%T")
         return dict(line.split("|") for line in self.sandbox.client(*argv).stdout.split())
 
@@ -146,10 +149,12 @@ class World(Cluster):
         return of_role[-1].job_id if index is None else f"{of_role[-1].job_id}_{index}"
 
     def wait_over(self, patience_s: float = SLURM_PATIENCE_S) -> None:
+        """Until every run is closed and no job is left."""
         self.until(lambda: self.finished(self.runs), "all runs to be closed", patience_s=patience_s)
         self.until(lambda: not self.alive_jobs(), "no job to be left")
 
     def wait_agent(self, run_id: str, attempt: int = 1) -> None:
+        """Until the agent of an attempt has begun."""
         path = self.workspace(run_id) / "output" / "attempts"
         self.until(
             lambda: path.exists() and f"attempt {attempt}\n" in path.read_text(),
@@ -166,13 +171,16 @@ class World(Cluster):
                 file.write(f"{fault}\t{time.monotonic() - started:.1f}\n")
 
     def seen(self, role: str) -> list[str]:
+        """States of a role's jobs as the watcher noted them."""
         return [job.state for job in read_seen(self.experiment).jobs if f".{role}" in job.name]
 
     def elapsed_s(self, run_id: str) -> float:
+        """The budget that the clock shows."""
         clock = reading.read_json_or_none(self.run_dir(run_id).clock)
         return float(clock["elapsed_s"]) if clock else 0.0
 
     def over(self, run_id: str) -> None:
+        """Tells the agent BEATS to end."""
         (self.workspace(run_id) / "code" / "over").touch()
 
     def _beats(self, run_id: str) -> dict[int, list[float]]:
@@ -182,6 +190,7 @@ class World(Cluster):
         return {attempt: [float(line) for line in text.split()] for attempt, text in lines.items()}
 
     def really_ran_s(self, run_id: str) -> float:
+        """How long the agents of BEATS ran, over all attempts."""
         return sum(times[-1] - times[0] for times in self._beats(run_id).values() if times)
 
     def _could_be_charged_s(self, run_id: str) -> float:
@@ -218,6 +227,7 @@ class World(Cluster):
         self.assert_budget(run_id)
 
     def assert_no_process(self) -> None:
+        """Nothing that works on this root is left."""
         self.until(lambda: not self.processes_here(), "the last process to be gone", patience_s=LAST_BREATH_S)
 
     def assert_whole(self, *, closed: bool = True, graders_work: bool = False) -> None:

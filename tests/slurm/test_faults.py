@@ -3,6 +3,8 @@ twice, and the budget that was really used."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,6 @@ while True:
 """
 
 
-@pytest.mark.soak
 def test_scontrol_requeue_goes_on_where_it_was(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("beats", BEATS)
@@ -102,6 +103,30 @@ def test_a_node_that_is_lost_and_comes_back(world: MakeWorld, new_sandbox: Calla
     here.assert_no_process()
 
 
+@pytest.mark.soak
+def test_a_node_that_is_lost_where_nothing_is_requeued(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox("--gpu-nodes", "2", "--gpus", "2", "--cpu-nodes", "1")
+    sandbox.up()
+    here = world(
+        sandbox, requeue=False, agent={"sbatch": {"nodelist": "gpu02"}}, grader={"sbatch": {"nodelist": "gpu01"}}
+    )
+    here.agent("beats", BEATS)
+    here.launch(["beats"], budget={"wall_clock": LONG}, attempts=1)
+    (run,) = here.runs
+    here.wait_agent(run)
+    with here.recovery("slurmd killed, no requeue: the run is closed as the cluster's fault"):
+        kill(sandbox.pid("slurmd.gpu02"))
+        here.until(lambda: here.view(run).closed, "the run to be closed")
+    sealed = here.view(run).sealed
+    assert sealed is not None
+    assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
+    assert "ended NODE_FAIL: its node failed" in (sealed.reason or "")
+    sandbox.up()
+    here.wait_over()
+    here.assert_whole()
+    here.assert_no_process()
+
+
 @pytest.mark.parametrize("when", ["at once", "later"])
 @pytest.mark.soak
 def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., Sandbox], when: str) -> None:
@@ -124,6 +149,23 @@ def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., S
         here.runs[0]
     )  # an agent that begins anew may write over what it dropped before: that one is refused
     assert view.closed is not None and view.closed.selected in {one.submission_id for one in view.accepted()}
+
+
+@pytest.mark.soak
+def test_memory_used_up_as_slurm_sees_it(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("eats", EATS)
+    here.launch(["eats"])
+    (run,) = here.runs
+    here.wait_agent(run)
+    with here.recovery("memory used up (Slurm's polling): the run is closed as the agent's fault"):
+        here.wait_over()
+    here.assert_whole()
+    sealed = here.view(run).sealed
+    assert sealed is not None
+    assert sealed.fault is Fault.AGENT, sealed
+    assert sealed.ended_by is EndedBy.OUT_OF_MEMORY, sealed
+    assert "memory was used up" in (sealed.reason or "")
 
 
 @pytest.mark.soak
@@ -180,6 +222,50 @@ def test_scancel_of_a_grader_and_of_the_report(world: MakeWorld, slurm: Sandbox)
     assert len(here.view(here.runs[0]).scores) == 2
     assert not (here.experiment.report / "index.html").exists()
     here.run("report", str(here.experiment.path))
+
+
+@pytest.mark.soak
+def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox(*SMALL)
+    sandbox.up()
+    here = world(sandbox)
+    hog = sandbox.sbatch("sleep 600", "--gres=gpu:1", "--output=/dev/null")
+    sandbox.wait(hog, "RUNNING")
+    here.launch(["null"], matrix={"seed": [0, 1]}, attempts=1)
+    here.until(lambda: sandbox.state(here.job_of("grader-0")) == "RUNNING", "a grader")
+    here.until(here.heartbeats, "the grader's first beat")
+    shutil.rmtree(here.experiment.jobs)
+    with here.recovery("jobs/ deleted while jobs wait (0:53): the runs are closed as the cluster's fault"):
+        sandbox.client("scancel", hog)
+        here.wait_over()
+    for run in here.runs:
+        sealed = here.view(run).sealed
+        assert sealed is not None
+        assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
+        assert "0:53: it never ran" in (sealed.reason or ""), sealed
+    here.experiment.jobs.mkdir()
+    here.assert_whole()
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.soak
+def test_sixty_runs_in_one_array(world: MakeWorld, slurm: Sandbox) -> None:
+    before = slurm.options
+    slurm.down()
+    slurm.options = tuple("1001" if option == "10" else option for option in before)
+    slurm.up()
+    try:
+        here = world(slurm, agent={"memory": "256M"})
+        here.launch(["null"], matrix={"seed": list(range(60))}, parallel=6)
+        here.wait_over(patience_s=1500)
+        here.assert_whole()
+        assert all(here.view(run).sealed.ended_by is EndedBy.AGENT_EXIT for run in here.runs)  # type: ignore[union-attr]
+        assert set(here.queue().values()) == {"COMPLETED"}
+        assert os.listdir(here.experiment.claims) == []
+    finally:
+        slurm.down()
+        slurm.options = before
+        slurm.up()
 
 
 def test_everything_in_a_job_is_killed_at_once(world: MakeWorld, slurm: Sandbox) -> None:
