@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import re
@@ -29,6 +31,7 @@ from autorl_hpc.records.entries import Closed, Evaluation
 from autorl_hpc.records.exchange import Heads, RunHead
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import RunRecord, Science, ids_sha256
+from autorl_hpc.report import tables
 from autorl_hpc.report.find import experiments_in, nothing_in, runs_of, runs_on_disk
 from autorl_hpc.report.leaderboard import MAX_TWINS
 from autorl_hpc.report.pages import SUMMARY_NAME, merged_summary, run_summary
@@ -578,7 +581,7 @@ def not_in_hash(folder: Path) -> tuple[str, ...]:
 
 
 # --- reports on disk against the ledgers
-# A report is what most readers see, and anybody can edit it. summary.json is compared value by value; pages and tables, which are
+# A report is what most readers see, and anybody can edit it. summary.json and tables are compared value by value; pages, which are
 # made of it, are not.
 
 RESULTS = (
@@ -604,6 +607,8 @@ def _summary(folder: Path, verdict: VerifyResult) -> dict[str, Any] | None:
     try:
         value = json.loads(reading.read_bytes(folder / SUMMARY_NAME, max_bytes=MAX_BYTES))
     except (FileNotFoundError, NotADirectoryError):
+        left = sorted(path.name for path in folder.glob("*") if path.suffix in (".csv", ".html"))
+        verdict.problems += [f"report/{SUMMARY_NAME} is missing, though report/{left[0]} is there"] if left else []
         return None
     except PermissionError as error:
         verdict.unreadable(error, folder)
@@ -616,13 +621,25 @@ def _summary(folder: Path, verdict: VerifyResult) -> dict[str, Any] | None:
     return None
 
 
-def _compare(told: Any, now: Any, verdict: VerifyResult, *, final: bool) -> None:
-    """Compare all values. `final`: the report's inputs can't change any more."""
+def _compare(name: str, told: Any, now: Any, verdict: VerifyResult, *, final: bool) -> None:
+    """Compare all values of a file. `final`: the report's inputs can't change any more."""
     if (found := difference(told, now)) is not None and final:
-        verdict.problems.append(f"report/{SUMMARY_NAME} was altered: {found}")
+        verdict.problems.append(f"report/{name} was altered: {found}")
     elif found is not None:
         what = "is not what the ledgers give here and now: not compared"
-        verdict.unseen.append(f"report/{SUMMARY_NAME} {what}; {AGAIN}")
+        verdict.unseen.append(f"report/{name} {what}; {AGAIN}")
+
+
+def _cells(text: str) -> list[dict[str, Any]]:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return [{str(name): _number(cell) for name, cell in row.items()} for row in rows]
+
+
+def _number(cell: Any) -> Any:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return cell
 
 
 def _results_differ(told: dict[str, Any], now: dict[str, Any], verdict: VerifyResult, where: str = "") -> bool:
@@ -648,7 +665,7 @@ def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> Non
             excused = now["doubts"] and told.get("ranked") is False
             told |= {name: now[name] for name in ("story", "doubts", *(("notes", "ranked") if excused else ()))}
         if not _results_differ(told, now, verdict):
-            _compare(told, now, verdict, final=chain.view.closed is not None and not exported)
+            _compare(SUMMARY_NAME, told, now, verdict, final=chain.view.closed is not None and not exported)
     elif told.get("ledger_head") in (chain.genesis, *chain.hashes):
         verdict.unseen.append(f"report/{SUMMARY_NAME} was written before the last entries: not compared; {AGAIN}")
     else:
@@ -678,7 +695,15 @@ def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult, chain
         return
     if any(_results_differ(rows[run["run_id"]], run, verdict, f"{run['run_id']}: ") for run in now["runs"]):
         return
-    _compare(told, now, verdict, final=all(run.state is RunState.FINISHED for run in merged.runs))
+    final = all(run.state is RunState.FINISHED for run in merged.runs)
+    _compare(SUMMARY_NAME, told, now, verdict, final=final)
+    for name, text in (("summary.csv", tables.as_csv(merged)), ("leaderboard.csv", tables.leaderboard_csv(merged))):
+        try:
+            rows_told = _cells(reading.read_bytes(experiment.report / name, max_bytes=MAX_BYTES).decode())
+        except (OSError, ValueError, csv.Error):
+            verdict.problems.append(f"report/{name} is missing or can't be read")
+        else:
+            _compare(name, rows_told, _cells(text), verdict, final=final)
 
 
 def difference(told: Any, now: Any, fields: tuple[str, ...] = ()) -> str | None:

@@ -206,7 +206,7 @@ def _place(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Root, Experimen
 def _confinement(
     root: Root, experiment: ExperimentDir, workspace: Path, drivers: Mapping[str, Any] | None = None, **fields: Any
 ) -> Confinement:
-    science = SimpleNamespace(task="t", base_model="m", network=Network.NONE)
+    science = SimpleNamespace(task="t", base_model="m", network=Network.NONE, evaluate_script=False)
     record: Any = SimpleNamespace(science=science, run_id="run")
     spec: Any = SimpleNamespace(judge=None, drivers=drivers or {}, sandbox=SandboxSpec(**fields))
     return Confinement(root, experiment, record, spec, workspace, None)
