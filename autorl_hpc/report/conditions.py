@@ -39,6 +39,7 @@ def limits_of(science: Science) -> dict[str, float]:
         ("give_back_after_s", budget.give_back_after_s, plain.give_back_after_s),
         ("grace_s", budget.last_grace_s, plain.last_grace_s),
         ("reprompts", science.reprompts, 0),
+        ("evaluate_script", science.evaluate_script, False),
     ):
         if value != usual:
             found[name] = float(value)
@@ -162,7 +163,7 @@ NAMES = {
 LIMIT_NAMES = {
     **{"gpu_hours": "GPU-hours", "tokens": "tokens", "cost_usd": "USD", "max_submissions": "submissions"},
     **{"memory_gib": "GiB of memory", "disk_gib": "GiB of disk", "processes": "processes"},
-    **{"reprompts": "starts again after an early end"},
+    **{"reprompts": "starts again after an early end", "evaluate_script": "script that scores checkpoints"},
 }
 TIME_NAMES = {
     "given_back_at_most_s": "given back at most",
@@ -175,7 +176,11 @@ def _limit(name: str, value: float | None) -> str:
     if name in TIME_NAMES:
         return f"{TIME_NAMES[name]} {'by default' if value is None else fmt.duration(value)}"
     if value is None:
-        return f"no {LIMIT_NAMES[name]}" if name == "reprompts" else f"no limit of {LIMIT_NAMES[name]}"
+        return (
+            f"no {LIMIT_NAMES[name]}"
+            if name in ("reprompts", "evaluate_script")
+            else f"no limit of {LIMIT_NAMES[name]}"
+        )
     number = fmt.amount("count", value).replace(".0 ", " ") if name == "tokens" else f"{value:,.10g}"
     return f"{number} {LIMIT_NAMES[name]}"
 

@@ -107,7 +107,7 @@ def dry_run(root: Root, job: str, *options: str, **changes: Any) -> tuple[dict[s
 def cells_of_the_paper() -> set[tuple[str, ...]]:
     """Agent, driver's model and base model of Table 2, by the names of this suite."""
     paper = read_paper()
-    tables = [table for table in paper.tables if table.name.startswith("Table 2")]
+    tables = [table for table in paper.tables if table.name.startswith("Table 2,")]
     cells = {
         (named("Codex" if row.agent == "Codex CLI" else row.agent), named(row.driver or ""), row.base_model)
         for table in tables

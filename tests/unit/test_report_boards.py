@@ -182,7 +182,12 @@ def test_unlike_runs_never_share_a_column(make: Make) -> None:
 SPEC = DriverScience(kind="api", host="api.example.org", model="m")
 REQUESTED: dict[str, Any] = {
     **{"agent": "grpo", "driver": "other", "mode": "rl-only", "task": "other"},
-    **{"protocol": Protocol.PAPER, "reprompts": 2, "recipe": RECIPE.model_copy(update={"version": 2})},
+    **{
+        "protocol": Protocol.PAPER,
+        "reprompts": 2,
+        "evaluate_script": True,
+        "recipe": RECIPE.model_copy(update={"version": 2}),
+    },
     **{name: sha("other") for name in ("base_model_content_hash", "base_model_prompting_hash", "environment_hash")},
     "splits": {
         str(split): SplitPin(n=n, sha256=sha("other")) for split, n in ((Split.FEEDBACK, 40), (Split.REPORT, 100))
