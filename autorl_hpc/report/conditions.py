@@ -83,7 +83,7 @@ def label(key: CellKey, keys: Sequence[CellKey]) -> str:
 def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
     """Return, for each run, what decides which runs it is compared with. What its ledger doesn't tell it takes from its
     like: of the otherwise equal runs those of its experiment, its agent's before others', the most frequent value; else
-    that of other experiments if they all have the same. A kept base model fits every engine. A base model is known by its
+    that of its agent's in other experiments, or of all, if they all have the same. A kept base model fits every engine. A base model is known by its
     content: of its names, all are told."""
     keys = _with_one_name([_comparable(run) for run in runs])
     rest = [str([value for name, value in key if name not in LEDGERED]) for key in keys]
@@ -139,11 +139,12 @@ def _told(run: RunSummary, key: Comparable) -> Told:
 
 def _of_like(name: str, home: Any, one: Told, known: Counter[tuple[Any, ...]]) -> tuple[str | None] | None:
     """Return the value of one condition that a run's like have; None if there is no like, or none that agree."""
-    found = [Counter[str | None]() for _ in range(3)]
+    found = [Counter[str | None]() for _ in range(4)]
     for (other, values), count in known.items():
         value = dict(values)
         if all(value.get(each, mine) == mine for each, mine in one.items()):
-            found[0 if other == home else 1 if other[0] == home[0] else 2][value[name]] += count
+            near = 0 if other == home else 1 if other[0] == home[0] else 2 if other[1] == home[1] else 3
+            found[near][value[name]] += count
     for near, values in enumerate(found):
         if values and (near < 2 or len(values) == 1):
             return (max(sorted(values, key=str), key=lambda value: values[value]),)

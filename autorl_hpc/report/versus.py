@@ -26,6 +26,7 @@ Kind = Literal["agent", "experiment", "folder"]
 
 ON_REPORT = "Improvements on the report split in points, intervals 95 %."
 AS_TOLD = "Improvements in points as they were told, the maximum kept of one split, without intervals."
+DOUBTED = "may not be what they say"
 
 
 class Side(Strict):
@@ -83,7 +84,11 @@ class Versus(Record):
         return f"{ON_REPORT} Of imported results: {AS_TOLD[0].lower()}{AS_TOLD[1:]}" if True in imported else ON_REPORT
 
     def verdict(self) -> str:
-        """Return which side is better, by how much and whether that is more than noise, in a sentence."""
+        """Return which side is better, by how much and whether that is more than noise, and whose runs are in doubt."""
+        doubt = next((f" But {note}." for note in self.notes if DOUBTED in note), "")
+        return f"{self._told()}{doubt}"
+
+    def _told(self) -> str:
         met = [one for one in self.tasks if one.difference is not None]
         if not met:
             return f"{self.a.name} and {self.b.name} can't be compared: they never met under equal conditions."
@@ -138,7 +143,12 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
         b=right.side,
         tasks=tuple(one.model_copy(update={"p_holm": holm.get(place)}) for place, one in enumerate(tasks)),
         over_tasks=tuple(over),
-        notes=(*_notes(tasks, ambiguous), *_other_agents(merged, left, right), *_why_apart(merged, every)),
+        notes=(
+            *_notes(tasks, ambiguous),
+            *_other_agents(merged, left, right),
+            *_why_apart(merged, every),
+            *_doubts(merged, left, right),
+        ),
     )
 
 
@@ -236,6 +246,15 @@ def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[st
     found = statistics.over_tasks(a, b, {name: key.task for name, key in clear.items()})
     told = {"leaderboard": number, "conditions": conditions, "ambiguous_tasks": tuple(sorted(ambiguous))}
     return [] if found is None else [VersusAll(**told, **found.model_dump())]
+
+
+def _doubts(merged: MergedReport, *sides: _Chosen) -> list[str]:
+    told = []
+    for side in sides:
+        counted = [run for run in map(merged.runs.__getitem__, side.places) if run.counted]
+        if doubted := sum(bool(run.doubts) for run in counted):
+            told.append(f"{doubted} of {len(counted)} runs of {side.side.name}")
+    return [f"{' and '.join(told)} {DOUBTED}: see their notes"] if told else []
 
 
 def _notes(tasks: Sequence[VersusTask], ambiguous: set[str]) -> list[str]:

@@ -381,6 +381,8 @@ class Supervisor:
                 return self._interrupt(clock, f"{BY_SIGNAL}{by}" if by else "cancelled while the driver was waited for")
         end = self._run_agent(task, agent, clock, intake)
         if not end.started:
+            if not self.workspace.is_dir():
+                raise _deleted(self.workspace)
             what = "the agent's process could not be started"
             raise AutorlError(what, where=agent.folder, fault=Fault.CLUSTER, passes=True)
         if self.stops.superseded.is_set():

@@ -258,6 +258,17 @@ def test_what_a_ledger_does_not_tell_is_that_of_its_like(make: Make, lacking: di
     assert len(report([failed, make(0.0, **{**H100, **lacking})]).boards) == 1, "unknown joins unknown"
 
 
+def test_a_failed_run_in_an_experiment_of_its_own_stays_in_its_agents_mean(make: Make) -> None:
+    """Runs of another agent on other GPUs made it leave: unknown was only taken where all other experiments agree."""
+    good = [make(gain, **H100, experiment=f"x{number}") for number, gain in enumerate((30.0, 31.0, 32.0))]
+    failed = make(0.0, **{**H100, "gpus": None, "gpu_model": None}, experiment="x3")
+    others = [make(5.0, gpus="1", gpu_model="NVIDIA A100", agent="other", experiment="y") for _ in range(3)]
+    cells = [
+        c for b in report([*good, failed, *others]).boards for r in b.rows for c in r.cells if c and r.agent == "sft"
+    ]
+    assert [(cell.improvement.n, cell.improvement.mean) for cell in cells] == [(4, pytest.approx(23.25))]
+
+
 def test_of_other_experiments_only_what_they_agree_on_is_taken(make: Make) -> None:
     unknown = make(gpus=None, gpu_model=None, experiment="old")
     new = [make(**H100, experiment="new"), make(**{**H100, "gpu_model": "NVIDIA A100"}, experiment="new")]

@@ -161,6 +161,8 @@ def test_a_run_cloned_into_seeds_is_named_and_unranked(tmp_path: Path, alter: Al
         assert one.doubts[-1] == "the same run twice: and 1 more runs"
     assert not any(one.doubts for one in merged.runs if one.agent == "honest")
     assert any("5 of 8 runs may not be what they say" in note for note in merged.notes)
+    verdict = report.compare(merged, "cloned", "honest").verdict()
+    assert verdict.endswith("But 5 of 5 runs of cloned may not be what they say: see their notes."), verdict
 
 
 def test_verify_names_the_same_run_under_two_experiments_and_agents(tmp_path: Path) -> None:
