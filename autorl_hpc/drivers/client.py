@@ -200,13 +200,16 @@ def lost(
     elapsed_s: float,
     *,
     exited: bool,
-    answers: Callable[[], bool] = lambda: False,
+    answers: Callable[[], bool] | None = None,
+    again: bool = False,
 ) -> str | None:
     """Return how a driver was lost, None if it was not: the attempt's last requests failed by the cluster's fault (and it still doesn't
-    answer a question of our own, `answers`, since an agent may bring about any status), or requests were without an answer for more than
-    half of the run's time; where the agent `exited`, since the last answer to this attempt. `elapsed_s`: used of the run's time, until
-    when requests without an end are under way."""
+    answer a question of our own, `answers`, since an agent may bring about any status; not asked where the agent works `again`), or
+    were refused with 400, which may hold in words that the account is empty, and so is that question; or requests were without an
+    answer for more than half of the run's time; where the agent `exited`, since the last answer to this attempt. `elapsed_s`: used of
+    the run's time, until when requests without an end are under way."""
     row: list[str] = []
+    refused = 0
     silent_s = heard_s = 0.0
     for call in calls:
         own = call.attempt == attempt
@@ -224,9 +227,16 @@ def lost(
             row.append(call.error or str(call.status))
         elif call.status < 300:
             row.clear()
-    if (len(row) >= MANY or any(error.startswith(LOST) for error in row)) and not answers():
+            refused = 0
+        else:
+            refused += call.status == 400
+    if len(row) >= MANY or any(error.startswith(LOST) for error in row):
+        if again or answers is None or not answers():
+            told = f"the last {len(row)} requests failed by the cluster's fault, the last one: {row[-1]}"
+            return f"the driver was lost: {told}"
+    elif refused >= MANY and answers is not None and not answers():
         return (
-            f"the driver was lost: the last {len(row)} requests failed by the cluster's fault, the last one: {row[-1]}"
+            f"the driver was lost: the last {refused} requests were refused with 400, and so is a question of our own"
         )
     if silent_s > max(SILENT_S if exited else 0.0, elapsed_s / 2):
         return f"the driver was lost: requests were without an answer for {silent_s:.0f} of {elapsed_s:.0f} s"

@@ -398,7 +398,7 @@ def _of_run(facts: Facts, whole: bool) -> Iterator[Any]:
     from rich.text import Text
 
     state, left = facts["state"], _time(facts)
-    yield Text(facts["run_id"], style="bold", no_wrap=whole, overflow="ignore" if whole else "fold")
+    yield Text(visible(facts["run_id"]), style="bold", no_wrap=whole, overflow="ignore" if whole else "fold")
     yield Text(facts["sentence"])
     parts = [f"attempt {facts['attempt']}" if facts.get("attempt") else "", f"{left} left" if left else ""]
     parts += [f"{name} {facts[name]}" if facts.get(name) else "" for name in ("job", "sandbox")]

@@ -187,11 +187,12 @@ class AgentRun:
         if self.gateway is None or self.gateway.deaf:
             return None if self.gateway is None else "the gateway was dead"
         calls, clock, gateway = read_calls(self.run.driver_log), self.clock, self.gateway
-        exited, answers = ended_by is EndedBy.AGENT_EXIT, lambda: False
-        if ended_by in (EndedBy.BUDGET, EndedBy.GPU_HOURS) or (exited and self.last):  # else it works again
+        exited, answers = ended_by is EndedBy.AGENT_EXIT, None
+        if exited or ended_by in (EndedBy.BUDGET, EndedBy.GPU_HOURS):
             dialect = "any" if self.agent.file.driver is None else self.agent.file.driver.dialect
-            answers = lambda: answers_us(self.experiment, gateway.driver, gateway.spec, dialect)  # noqa: E731
-        return lost(calls, clock.attempt, clock.elapsed_s, exited=exited, answers=answers)
+            answers = functools.partial(answers_us, self.experiment, gateway.driver, gateway.spec, dialect)
+        again = exited and not self.last
+        return lost(calls, clock.attempt, clock.elapsed_s, exited=exited, answers=answers, again=again)
 
     def until_end(self, process: AgentProcess, usage: UsageWatch) -> EndedBy | None:
         """Wait until something ends this start of the agent. Return None for a signal or a newer attempt."""

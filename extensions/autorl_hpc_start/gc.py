@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.errors import AutorlError, Exit, visible
 from autorl_hpc_start.listing import disk_bytes
 
 HASH_LENGTH = 64  # the name of an artifact's folder
@@ -53,7 +53,7 @@ def gc(
         print(json.dumps({"deleted": delete, "bytes": total, "spare": rows, "failed": [str(path) for path in failed]}))
     else:
         for spare in found:
-            print(f"{spare.size_bytes / 1e9:8.2f} GB  {spare.path}  {spare.why}")
+            print(f"{spare.size_bytes / 1e9:8.2f} GB  {visible(str(spare.path))}  {spare.why}")
         print(f"{total / 1e9:.2f} GB in {len(found)} folders {'removed' if delete else 'could be removed: --delete'}")
     if failed:
         advice = "look at its owner and its permissions"

@@ -186,6 +186,26 @@ def test_when_a_driver_counts_as_lost(calls: list[dict[str, Any]], lost_: bool) 
     assert lost(made(calls), 2, 3600.0, exited=True, answers=lambda: True) is None, "it was the agent's doing"
 
 
+EMPTY = {"status": 400, "fault": "agent"}  # `Your credit balance is too low`, by words alone
+
+
+@pytest.mark.parametrize(
+    ("calls", "lost_"),
+    [([GOOD, EMPTY, EMPTY, EMPTY], True), ([EMPTY, EMPTY, EMPTY, GOOD], False), ([GOOD, EMPTY, EMPTY], False)],
+)
+def test_a_driver_that_refuses_with_400_is_asked_a_question_of_our_own(
+    calls: list[dict[str, Any]], lost_: bool
+) -> None:
+    """An account that is empty was charged to the agent; an agent's own bad requests are not."""
+    found = [
+        lost(made(calls), 2, 3600.0, exited=True, answers=lambda no=no: no, again=again)
+        for no in (False, True)
+        for again in (False, True)
+    ]
+    assert [one is not None for one in found] == [lost_, lost_, False, False]
+    assert lost(made(calls), 2, 3600.0, exited=True) is None, "nobody asked"
+
+
 @pytest.mark.parametrize(
     ("calls", "at_end", "at_exit"),  # of a run of 3600 s
     [
