@@ -487,7 +487,7 @@ def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[A
         names = Counter(groups[place].comparable.task for place in places)
         cells: dict[CellKey, dict[str, list[float]]] = defaultdict(dict)
         for group in (groups[place] for place in places if names[groups[place].comparable.task] == 1):
-            for cell in (cell for cell in group.cells if not cell.doubted):
+            for cell in group.cells:
                 cells[cell_key(cell)][group.comparable.task] = _values(cell, runs)
         keys = sorted(cells)
         met = {
