@@ -1,5 +1,5 @@
 """`./evaluate` in a workspace: an agent scores a checkpoint of its own on training rows with the grader's engine, recipe and scorer. Runs
-with the agent's rights and Python; what it needs lies in `.suite/`, and nothing of it is held out."""
+with the agent's rights and Python; what it needs lies in `.suite/`; none of that is held out."""
 
 from __future__ import annotations
 

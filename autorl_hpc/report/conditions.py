@@ -83,8 +83,8 @@ def label(key: CellKey, keys: Sequence[CellKey]) -> str:
 def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
     """Return, for each run, what decides which runs it is compared with. What its ledger doesn't tell it takes from its
     like: of the otherwise equal runs those of its experiment, its agent's before others', the most frequent value; else
-    that of its agent's in other experiments, or of all, if they all have the same. A kept base model fits every engine. A base model is known by its
-    content: of its names, all are told."""
+    that of its agent's in other experiments, or of all, if they all have the same. A kept base model fits every engine. A
+    base model is known by its content; all of its names are listed."""
     keys = _with_one_name([_comparable(run) for run in runs])
     rest = [str([value for name, value in key if name not in LEDGERED]) for key in keys]
     told = [_told(run, key) for run, key in zip(runs, keys, strict=True)]

@@ -418,7 +418,7 @@ def holm_by(p_values: Mapping[Key, float | None]) -> dict[Key, float]:
 
 TEST_FROM_RUNS = 3  # as many as the t interval needs: two runs have a range and no test
 NO_VARIANCE = 1e-9
-"""Squared standard errors below it are rounding: sides without spread are told apart by their difference alone."""
+"""Squared standard errors below this are rounding errors. Sides without spread are compared by their difference alone."""
 
 
 def t_test_p(values: Sequence[float]) -> float | None:

@@ -12,23 +12,17 @@ import os
 import queue
 import sys
 import tempfile
-import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autorl_hpc.rollouts.child import Answering, hide_memory, serve
+from autorl_hpc_harnesses.evaluations import MAX_WORDS, Evaluations, Refused, read_from, words_of
 
 LOADERS = ("hf_dataset", "json_dataset", "csv_dataset", "file_dataset", "example_dataset")
 QUIET_S = (
     0.2  # without a further request, those that wait are asked; for judges, and samples that ended before their solver
 )
-MAX_WORDS = 300
-
-
-class Refused(Exception):
-    """The task asks for something that is not done here."""
 
 
 def main() -> int:
@@ -61,13 +55,6 @@ def _begin(first: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
     if first["load"]:
         return {"ready": True}, lambda _: _described(first, task, module, loaded, datasets)
     return {"ready": True}, Evaluation(task, work).answer
-
-
-def words_of(error: BaseException) -> str:
-    """Return an error as one short line, with its place."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}"[:MAX_WORDS] + where
 
 
 # --- loading
@@ -125,30 +112,6 @@ class Datasets:
                 except Exception:
                     return []
         return []
-
-
-SPLITS = ("train", "validation", "test", "dev", "val", "valid")
-
-
-def read_from(folder: Path) -> None:
-    """Let `datasets.load_dataset` read SPLIT.jsonl, .json, .csv or .parquet of a folder in place of the Hub's dataset."""
-    import datasets
-
-    own = datasets.load_dataset
-    kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-
-    def load(path: str, name: str | None = None, *_: Any, split: str | None = None, **named: Any) -> Any:
-        for place in (folder / path.rpartition("/")[2], folder):
-            files = {file.stem: file for file in sorted(place.glob("*")) if file.suffix in kinds}
-            files = {name: file for name, file in files.items() if name in SPLITS} or files
-            if split in files or (split is None and files):
-                files = {split: files[split]} if split else files
-                kind = kinds[next(iter(files.values())).suffix]
-                chosen = {one: str(file) for one, file in files.items()}
-                return own(kind, data_files=chosen, split=split, cache_dir=tempfile.mkdtemp())
-        raise Refused(f"{folder} holds no {split or 'split'}.jsonl, .json, .csv or .parquet for the dataset {path}")
-
-    datasets.load_dataset = load
 
 
 def _load(first: Mapping[str, Any], datasets: Datasets) -> tuple[Any, Any, Any]:
@@ -312,35 +275,17 @@ class Asker:
                 await self._flush()
 
 
-class Evaluation:
+class Evaluation(Evaluations):
     """Evaluations of one task, one after the other."""
 
     def __init__(self, task: Any, work: str) -> None:
         self._task, self._work, self._number = task, work, 0
-        self._out: queue.Queue[Any] = queue.Queue()
-        self._back: queue.Queue[Any] = queue.Queue()
+        super().__init__()
         task.time_limit = task.working_limit = (
             None  # the engine's pace is not the task's, and a limit would count as a wrong answer
         )
         task.config = task.config.model_copy(update={"timeout": None, "attempt_timeout": None})
         self._solver = task.solver
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Begin an evaluation of `rows`, or go on with answers; return what is asked, or the scores."""
-        if "rows" in request:
-            self._number += 1
-            threading.Thread(target=self._run, args=(request["rows"],), daemon=True).start()
-        else:
-            self._back.put(request)
-        found: dict[str, Any] = self._out.get()
-        return found
-
-    def _run(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        try:
-            found = self._scores(rows)
-        except BaseException as error:
-            found = {"error": words_of(error)}
-        self._out.put(found)
 
     def _scores(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         from inspect_ai import eval as run
@@ -348,6 +293,7 @@ class Evaluation:
         from inspect_ai.model import get_model
 
         task = self._task
+        self._number += 1
         task.dataset = MemoryDataset([Sample.model_validate(row["sample"]) for row in rows], name="rows")
         epochs = task.epochs or 1
         samples = len(rows) * epochs

@@ -6,17 +6,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import queue
 import sys
 import tempfile
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autorl_hpc.rollouts.child import Answering, hide_memory, serve
-from autorl_hpc_harnesses.inspect_child import MAX_WORDS, Refused, read_from, words_of
+from autorl_hpc_harnesses.evaluations import MAX_WORDS, Evaluations, Refused, read_from, words_of
 
 SEED = 1234  # lm-eval's own, of the draw of worked examples
 MAX_GEN_TOKS = 256  # lm-eval's own, for tasks that name no limit
@@ -148,13 +146,12 @@ def _row(task: Any, name: str, doc: Any) -> dict[str, Any]:
     return {"question": question, "answer": told, "task": name, "doc": doc}
 
 
-class Evaluation:
+class Evaluation(Evaluations):
     """Evaluations of one task or group, one after the other."""
 
     def __init__(self, tasks: Mapping[str, Any], first: Mapping[str, Any]) -> None:
         self._tasks, self._args, self._chat = tasks, first["args"], first["chat"]
-        self._out: queue.Queue[Any] = queue.Queue()
-        self._back: queue.Queue[Any] = queue.Queue()
+        super().__init__()
         self._whys: list[str] = []
         for task in tasks.values():
             task.process_results = self._guarded(task.process_results)
@@ -169,26 +166,10 @@ class Evaluation:
 
         return process
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Begin an evaluation of `rows`, or go on with answers; return what is asked, or the scores."""
-        if "rows" in request:
-            threading.Thread(target=self._run, args=(request["rows"],), daemon=True).start()
-        else:
-            self._back.put(request["answers"])
-        found: dict[str, Any] = self._out.get()
-        return found
-
-    def _run(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        try:
-            found = self._scores(rows)
-        except BaseException as error:
-            found = {"error": words_of(error)}
-        self._out.put(found)
-
     def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the parent's answers."""
         self._out.put({"ask": list(requests)})
-        found: list[dict[str, Any]] = self._back.get()
+        found: list[dict[str, Any]] = self._back.get()["answers"]
         return found
 
     def _scores(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

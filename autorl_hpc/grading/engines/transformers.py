@@ -119,7 +119,7 @@ class BaseTokenizer:
         return set()
 
     def _answering(self, tokens: list[int]) -> list[int]:
-        """Return what stands in the answer's channel; nothing if only others were begun, and all if none was."""
+        """Return the text of the answer's channel: none if the model wrote to other channels alone, all if it wrote to no channel."""
         size = len(self._channel)
         begun = [i + size for i in range(len(tokens) - size + 1) if tokens[i : i + size] == self._channel]
         if not size or self._channel[0] not in tokens:
