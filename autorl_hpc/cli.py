@@ -31,9 +31,9 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)
-        if found is not None or cmd_name not in self._extensions().names:
+        if found is not None or cmd_name not in (there := self._extensions()).names:
             return found
-        entry = self._extensions()[cmd_name]
+        entry = there[cmd_name]
         try:
             command = entry.load()
         except Exception as error:

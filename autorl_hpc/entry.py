@@ -13,9 +13,8 @@ INTERRUPTED = 130  # `Exit.INTERRUPTED`; importing may be what was interrupted
 
 def main() -> None:
     code = guarded(_run)
-    if (
-        code == INTERRUPTED
-    ):  # Python would die by the signal at its end where ctrl-C met code that `exec` runs, as dataclasses do
+    if code == INTERRUPTED:
+        # Python would die by the signal at its end where ctrl-C met code that `exec` runs, as dataclasses do.
         with suppress(OSError):
             sys.stdout.flush()
         os._exit(code)

@@ -244,10 +244,8 @@ class TrialRun:
             value = f"autorl-hpc does not start there: {self._tail(f'node-{job.side}.log') or 'nothing is said'}"
             advice = "set `python` in the cluster's profile to one that nodes see, with autorl-hpc installed"
             return in_group(group, problem("Python of jobs", value, "jobs end at their first line", advice))
-        seen, found = (
-            {(one.check, one.state) for one in known},
-            [Finding(**{**row, "state": State(row["state"])}) for row in rows],
-        )
+        seen = {(one.check, one.state) for one in known}
+        found = [Finding(**{**row, "state": State(row["state"])}) for row in rows]
         new = [one for one in found if (one.check, one.state) not in seen]
         return in_group(group, *(new or [ok("all of it", "as on the other node")]))
 

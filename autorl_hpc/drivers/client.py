@@ -165,6 +165,7 @@ def _ask_one_token(spec: DriverSpec, dialect: str, key: str, url: str) -> tuple[
         url + path, json.dumps(body).encode(), {**headers, "Content-Type": "application/json"}
     )
     limit_s = min(spec.timeout_s, ASK_LIMIT_S)
+    hidden = key or "\0"  # a driver may have none
     try:
         with urllib.request.build_opener(ways, _NoRedirect()).open(request, timeout=limit_s) as answer:
             meter = UsageMeter(answer.headers.get("Content-Type", ""))
@@ -172,10 +173,10 @@ def _ask_one_token(spec: DriverSpec, dialect: str, key: str, url: str) -> tuple[
             usage = meter.end(True)
         if (failure := meter.failure) is None:
             return None, False, f"one request to prove the key: {usage.tokens_in} tokens in, {usage.tokens_out} out"
-        problem, passes = cluster_trouble(failure[0], failure[1].replace(key or "\0", "***"), known=True)
+        problem, passes = cluster_trouble(failure[0], failure[1].replace(hidden, "***"), known=True)
     except urllib.error.HTTPError as error:
         with error:
-            said = error.read(4096).decode(errors="replace").replace(key or "\0", "***")
+            said = error.read(4096).decode(errors="replace").replace(hidden, "***")
         # an agent of no dialect may ask at another address
         problem, passes = cluster_trouble(error.code, said, known=dialect != "any")
         if error.code == 400 and any(words in said.lower() for words in OF_THE_ACCOUNT):  # no agent wrote the question
@@ -183,7 +184,7 @@ def _ask_one_token(spec: DriverSpec, dialect: str, key: str, url: str) -> tuple[
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         passes = not isinstance(reason, ssl.SSLCertVerificationError)
-        problem = f"can't be reached: {reason}".replace(key or "\0", "***")
+        problem = f"can't be reached: {reason}".replace(hidden, "***")
     return problem, passes, "one request to prove the key, not answered"
 
 
@@ -278,12 +279,10 @@ def _passed_by(host: str, port: int | None, rule: str) -> bool:
     entries = [entry.strip().lower() for entry in rule.split(",")]
     place = host if port is None else f"{host}:{port}"
     named = urllib.request.proxy_bypass_environment(place, {"no": rule})  # type: ignore[attr-defined]  # typeshed lacks it
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return "*" in entries or bool(named)
+    if "*" in entries or named:
+        return True
     for entry in entries:
-        with contextlib.suppress(ValueError):
-            if address in ipaddress.ip_network(entry, strict=False):
+        with contextlib.suppress(ValueError):  # one of the two is a name
+            if ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False):
                 return True
-    return "*" in entries or bool(named)
+    return False

@@ -14,7 +14,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.files.reading import read_json
 from autorl_hpc.grading.engines import make_engine
-from autorl_hpc.grading.evaluate import prompt_tokens
+from autorl_hpc.grading.evaluate import prompt_tokens, samples
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.task import HARNESSES, Recipe
@@ -87,8 +87,7 @@ def _answers(
         found, _ = library(recipe.scorer).play(data, recipe, workspace / "data", engine, context, order=None)
         return [[answer] for answer in found]
     prompts = [prompt_tokens(engine, recipe, [], item.question) for item in items]
-    drawn = [engine.generate(prompts, recipe.sampling, number) for number in range(recipe.samples)]
-    return [list(one) for one in zip(*drawn, strict=True)]
+    return samples(engine, prompts, recipe, 0, None)
 
 
 if __name__ == "__main__":

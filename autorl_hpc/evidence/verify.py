@@ -216,9 +216,7 @@ def _verify_experiment(experiment: ExperimentDir, known: KnownHeads, found: set[
                 return []
     except OSError as error:
         shared.unreadable(error, experiment.path)
-    runs = [
-        verify_run(experiment, experiment.run(run_id)) for run_id in tracked(run_ids, "verifying runs", len(run_ids))
-    ]
+    runs = [verify_run(experiment, experiment.run(run_id)) for run_id in tracked(run_ids, "verifying runs")]
     found |= _check_anchors(experiment, shared, runs, known)
     if damage is None and all(run.hashes and not run.problems for run in runs) and experiment.report.is_dir():
         _check_merged_report(experiment, shared, {run.run_id: run.hashes for run in runs})
@@ -509,10 +507,13 @@ def read_rows(name: str, data: bytes) -> list[ItemRow]:
     """Parse an items file. Raises ValueError: it is not an items file."""
     try:
         values = [json.loads(line) for line in reading.gunzip(data).splitlines()]
-        outcomes = [None if row["outcome"] is None else float(row["outcome"]) for row in values]
         return [
-            ItemRow(str(row["id"]), outcome, str(row["output_sha256"]))
-            for row, outcome in zip(values, outcomes, strict=True)
+            ItemRow(
+                str(row["id"]),
+                None if row["outcome"] is None else float(row["outcome"]),
+                str(row["output_sha256"]),
+            )
+            for row in values
         ]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{name} is not an items file: {type(error).__name__}") from None

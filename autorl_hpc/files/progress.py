@@ -6,7 +6,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -57,9 +57,9 @@ def _progress(in_bytes: bool) -> Any:
     return progress.Progress(*columns, progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 
-def tracked(things: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Yield `total` things behind a bar."""
-    with bar(what, total, in_bytes=False) as advance:
+def tracked(things: Sequence[T], what: str) -> Iterator[T]:
+    """Yield things behind a bar."""
+    with bar(what, len(things), in_bytes=False) as advance:
         for thing in things:
             yield thing
             advance(1)

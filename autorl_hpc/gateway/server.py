@@ -200,8 +200,9 @@ class Gateway:
         charset = parameters.strip().lower().replace('"', "")
         if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8", "charset=utf8"):
             raise Refusal(415, "content_type", "send JSON in UTF-8, as Content-Type: application/json")
+        too_large = Refusal(413, "too_large", f"a request may have {MAX_BODY_BYTES} bytes")
         if (request.content_length or 0) > MAX_BODY_BYTES:
-            raise Refusal(413, "too_large", f"a request may have {MAX_BODY_BYTES} bytes")
+            raise too_large
         if given.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
@@ -218,6 +219,6 @@ class Gateway:
             call.request_bytes += len(part)
             self._bodies_bytes += len(part)
             if call.request_bytes > MAX_BODY_BYTES:
-                raise Refusal(413, "too_large", f"a request may have {MAX_BODY_BYTES} bytes")
+                raise too_large
             if self._bodies_bytes > MAX_BODIES_BYTES:
                 raise Refusal(429, "busy", "too much is being sent at once", retry_after_s=2)

@@ -337,7 +337,7 @@ class Bench:
         elif recipe.scorer in HARNESSES:
             answers, digest = self._by_library(science, items, engine, order)
         else:
-            answers, digest = _samples(engine, prompts, recipe, science.seed, order), prompts_sha256(prompts)
+            answers, digest = samples(engine, prompts, recipe, science.seed, order), prompts_sha256(prompts)
         timings = Timings(load_s=loaded.load_s, swap_s=loaded.swap_s, generate_s=time.monotonic() - started)
         return SplitAnswers(science, split, content_hash, items, answers, digest, engine_hash, asked, timings)
 
@@ -484,10 +484,11 @@ def prompt_tokens(engine: ServingEngine, recipe: Recipe, shots: Sequence[dict[st
     return engine.encode(lead + turns + text)
 
 
-def _samples(
+def samples(
     engine: ServingEngine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
 ) -> list[list[Answer]]:
-    # Each sample has its own seed; another order is asked in two halves, for another composition of the batches.
+    """Return the answers to each prompt, of all samples. Each sample has its own seed; another `order` is asked in two halves, for another
+    composition of the batches."""
     places = list(range(len(prompts)) if order is None else order)
     half = len(places) if order is None else len(places) // 2
     drawn: list[list[Answer]] = [[] for _ in prompts]

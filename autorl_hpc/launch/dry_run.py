@@ -63,7 +63,7 @@ WORKSPACE_COPIES = 6  # estimate of checkpoints and optimizer states in a run's 
 def describe(plan: Plan, path: Path) -> dict[str, Any]:
     """Return the plan as data for people and programs. `path`: the experiment's file."""
     spec = plan.spec
-    root = Root(plan.experiment.path.parent.parent)
+    root = plan.root
     folders = {name: root.model(name).iterdir() for name in spec.matrix.base_model}
     sizes = {name: sum(path.stat().st_size for path in files if path.is_file()) for name, files in folders.items()}
     gpus = None if plan.cluster is None else plan.cluster.agent.resources(spec.resources.agent).gpus or 0

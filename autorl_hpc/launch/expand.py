@@ -96,9 +96,8 @@ def run_environment(root: Root, name: str | None, where: Path, level: str = "aut
 
 
 def _top(needs: Iterable[str]) -> Iterator[str]:
-    return (
-        name.partition(".")[0] or name for name in needs
-    )  # looking for a dotted name would import, and run, its parent
+    # Looking for a dotted name would import, and run, its parent.
+    return (name.partition(".")[0] or name for name in needs)
 
 
 def missing_here(needs: Iterable[str]) -> list[str]:

@@ -146,9 +146,6 @@ def supervisors(experiment: ExperimentDir) -> dict[str, int]:
     return {words[-1]: pid for pid, words in rows.items() if len(words) == 3 and words[0] == "agent"}
 
 
-KEPT = "kept"  # the argument of a grader that another process of its job starts again
-
-
 class GraderKeeper:
     """Runs graders one after another in one job; one that died or hangs is started again after a growing pause."""
 
@@ -165,7 +162,9 @@ class GraderKeeper:
     def once(self) -> int:
         """Run one grader to its end, and return its exit code; after a death, when the pause is over."""
         began_s, why = time.monotonic(), "died ({})"
-        child = self.stopping.start("grader", str(self.experiment.path), KEPT)
+        child = self.stopping.start(
+            "grader", str(self.experiment.path), "kept"
+        )  # `job` of cli.py: it has no look at its end
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = child.wait(BEAT_LOOK_S)

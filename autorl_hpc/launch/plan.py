@@ -167,6 +167,10 @@ class Plan:
     cluster: ClusterProfile | None = None  # None for this machine
     scratch: Path | None = None  # the folder for workspaces; None for scratch/ in the root
 
+    @property
+    def root(self) -> Root:
+        return Root(self.experiment.path.parent.parent)
+
 
 def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None) -> Plan:
     """Read and check everything; write nothing. `cluster`: a profile in place of the experiment's; `keep_frozen`: go on
@@ -179,7 +183,7 @@ def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | No
     check_drivers(spec, experiment, profile, path)
     cells = expand(spec, root, path, frozen, prompting=before is None or bool(before.base_models))
     _refuse_restaged(root, before, cells)
-    _refuse_vault(root, spec)
+    _refuse_own_folders(root, spec)
     check_agents_secrets(spec, frozen, path)
     done, known = (set(reading.list_names(folder)) for folder in (experiment.finished, experiment.path))
     new = [cell for cell in cells if cell.run_id not in known]
@@ -222,8 +226,8 @@ def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[Cluste
     return (None if profile.scheduler == "local" else profile), scratch
 
 
-def _refuse_vault(root: Root, spec: ExperimentSpec) -> None:
-    ours = [place.resolve() for place in (root.vault, root.store, root.path / "runs", root.path / "scratch")]
+def _refuse_own_folders(root: Root, spec: ExperimentSpec) -> None:
+    ours = [place.resolve() for place in (root.vault, root.store, root.runs, root.path / "scratch")]
     for agent in map(load_agent, spec.matrix.agent):
         for folder in agent.folders():
             real = folder.resolve()
@@ -268,13 +272,13 @@ def would_be(planned: Plan, path: Path) -> ExperimentRecord:
     experiment = planned.experiment
     before = read_experiment(experiment) if experiment.resolved.exists() else None
     frozen = before.code_hash if before else code_hash(parts(_own_folders(planned)))
-    return _experiment_record(planned, Root(experiment.path.parent.parent), before, frozen, path)
+    return _experiment_record(planned, planned.root, before, frozen, path)
 
 
 def _own_folders(planned: Plan) -> dict[str, Path]:
     """Return the user's own task and agent folders that the experiment uses, by their place in the frozen code."""
     matrix = planned.spec.matrix
-    tasks = [load_task(name, root=Root(planned.experiment.path.parent.parent)) for name in matrix.task]
+    tasks = [load_task(name, root=planned.root) for name in matrix.task]
     found = {f"tasks/{task.name}": task.folder for task in tasks}
     for name in matrix.agent:
         found |= {f"templates/agents/{folder.name}": folder for folder in load_agent(name).folders()}

@@ -219,7 +219,7 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
     def summaries(runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
         changed = [run for run in runs if run.run.path not in kept]
         answers = in_processes(lambda number: _read(changed[number], digests, options), len(changed))
-        for run in tracked(runs, "reading runs", len(runs)):
+        for run in tracked(runs, "reading runs"):
             one = made[run.run.path] if run.run.path in kept else next(answers)
             if isinstance(one, Exception):
                 yield one

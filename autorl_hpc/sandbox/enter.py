@@ -59,9 +59,8 @@ def _landlock(job: dict[str, Any]) -> None:
 def _namespaces(job: dict[str, Any]) -> None:
     os.environ["TMPDIR"] = "/tmp"
     linux.unshare(os.geteuid(), os.getegid(), network=not job["open"])
-    if (
-        child := os.fork()
-    ):  # outside: wait, without the signals that a scheduler sends to all processes, and exit as it did
+    if child := os.fork():
+        # Outside: wait, without the signals that a scheduler sends to all processes, and exit as it did.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         os.closerange(0, 256)

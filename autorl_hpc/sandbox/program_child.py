@@ -187,9 +187,8 @@ def confine(plan: dict[str, Any], *, output: int, requests: int, answers: int) -
     linux.prctl(linux.PR_SET_PDEATHSIG, linux.SIGKILL)
     linux.prctl(linux.PR_SET_DUMPABLE, 1)  # otherwise its own /proc/self/uid_map can't be written
     kept = (os.open(os.devnull, os.O_RDONLY), output, output, requests, answers)
-    for wanted, number in enumerate(
-        [fcntl.fcntl(number, fcntl.F_DUPFD, 16) for number in kept]
-    ):  # away from the targets first
+    away = [fcntl.fcntl(number, fcntl.F_DUPFD, 16) for number in kept]  # from the targets first
+    for wanted, number in enumerate(away):
         os.dup2(number, wanted)
     os.closerange(len(kept), MOST_DESCRIPTORS)
     for kind, value in (
@@ -427,10 +426,8 @@ class Checker:
         """Wait for the candidate, and count the time in which it sleeps. It is idle if neither it nor a child of it is runnable
         or waits for a disk; so the machine's load makes no program idle."""
         while not select.select([pipe], [], [], LOOK_S)[0]:
-            with (
-                suppress(OSError),
-                os.scandir(self.plan["folder"]) as entries,
-            ):  # if no file system of its own limits it
+            # If no file system of its own limits it.
+            with suppress(OSError), os.scandir(self.plan["folder"]) as entries:
                 sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries]
                 if sum(sizes) > self.plan["folder_bytes"] or len(sizes) > self.plan["files"]:
                     raise Stop("output")

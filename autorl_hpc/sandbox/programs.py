@@ -276,9 +276,8 @@ def isolation() -> Isolation:
         while working and _fault(runner, working):
             working = working[1:]
         why = "; ".join(f"{layer}: {fault}" for layer, fault in faults.items() if fault)
-        with tempfile.TemporaryDirectory(
-            prefix="autorl-probe-"
-        ) as folder:  # can it write a file of its user? Or can't that be told?
+        # Can it write a file of its user? Or can't that be told?
+        with tempfile.TemporaryDirectory(prefix="autorl-probe-") as folder:
             test = f"def check(attempt):\n    assert not attempt({str(Path(folder, 'written'))!r})\n"
             reason, _ = runner.outcome(Program(_ATTEMPT, test, "attempt"), working)
         found = Isolation(working, may_write=not working or reason != Reason.PASSED, why=why)

@@ -308,7 +308,6 @@ class Supervisor:
         if self.stops.cancelled():
             when = "before it started" if view.attempt == 0 else f"after attempt {view.attempt} had ended"
             return self.seals.without_agent(EndedBy.CANCELLED, None, f"cancelled {when}")
-        # A preemption doesn't count as a crash: it may happen any number of times, and the budget limits the run.
         crashes = _begun_by_crashes(view)
         if crashes >= self.spec.attempts:
             ended = [e.reason for e in view.ended if e.attempt == view.attempt]
@@ -556,4 +555,6 @@ def _seal_orphan(gone: Supervisor, ended_by: EndedBy, fault: Fault | None, reaso
 
 
 def _begun_by_crashes(view: RunView) -> int:
+    """Return how many attempts began but those that a signal ended: a preemption is no crash, it may happen any number of times, and the
+    budget limits the run."""
     return view.attempt - sum(ended.reason.startswith(BY_SIGNAL) for ended in view.ended)

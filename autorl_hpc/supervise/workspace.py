@@ -112,20 +112,15 @@ def budget_lines(budget: Budget, *, driver: bool) -> list[str]:
 
 def feedback_text(science: Science) -> str:
     """Return which items a feedback score is computed on, as a sentence."""
-    if science.evaluate_script:
-        own = "`./evaluate output/v1` scores a checkpoint on training rows as the grader does on held-out ones; it is no submission."
-        return f"{_feedback_text(science)} {own}"
-    return _feedback_text(science)
-
-
-def _feedback_text(science: Science) -> str:
+    own = " `./evaluate output/v1` scores a checkpoint on training rows as the grader does on held-out ones; it is no submission."
+    own = own if science.evaluate_script else ""
     part, split = science.feedback_part, Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
     chance = "`standard_error` beside it says how far chance may move it, in points"
     if part is None:
-        return f"A score is of {science.asked(split)} items; {chance}."
+        return f"A score is of {science.asked(split)} items; {chance}.{own}"
     of = f"{part.n} of {science.splits[split].n} items, the same ones each time, for the base model too"
     text = f"To answer sooner, a feedback score is of a part of the feedback split: {of}. {chance}: a smaller gain may be none. "
-    return f"{text}The final score is of a whole other split."
+    return f"{text}The final score is of a whole other split.{own}"
 
 
 # --- layout: folders, tools, instructions, base model, training data, the agent's own scripts
@@ -178,7 +173,7 @@ def placed(root: Root, record: RunRecord) -> list[tuple[Path, str]]:
     model = f"models/{science.base_model}"
     found = [(root.task_train(science.task), "data"), (root.model(science.base_model), model), (OBSERVER, ".observer")]
     if science.evaluate_script:
-        code = (PACKAGE, *(PACKAGE.parent / name for name in ("autorl_hpc_harnesses",)))
+        code = (PACKAGE, PACKAGE.parent / "autorl_hpc_harnesses")
         found += [(folder, f"{SUITE}/{folder.name}") for folder in code if folder.is_dir()]
     return found
 

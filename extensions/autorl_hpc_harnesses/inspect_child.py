@@ -66,8 +66,8 @@ class Datasets:
     def __init__(self, vault: Path, load: bool, source: str | None) -> None:
         import inspect_ai.dataset as place
 
-        self._file, self._load, self._inside = vault / "datasets.json", load, False
-        self.kept: list[Any] = [] if load else json.loads(self._file.read_text(encoding="utf-8"))
+        self._load, self._inside = load, False
+        self.kept: list[Any] = [] if load else json.loads((vault / "datasets.json").read_text(encoding="utf-8"))
         self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
         self._next = 0
         for name in LOADERS:
@@ -281,9 +281,8 @@ class Evaluation(Evaluations):
     def __init__(self, task: Any, work: str) -> None:
         self._task, self._work, self._number = task, work, 0
         super().__init__()
-        task.time_limit = task.working_limit = (
-            None  # the engine's pace is not the task's, and a limit would count as a wrong answer
-        )
+        # The engine's pace is not the task's, and a limit would count as a wrong answer.
+        task.time_limit = task.working_limit = None
         task.config = task.config.model_copy(update={"timeout": None, "attempt_timeout": None})
         self._solver = task.solver
 
@@ -298,11 +297,9 @@ class Evaluation(Evaluations):
         epochs = task.epochs or 1
         samples = len(rows) * epochs
         asker = Asker(samples, self._out, self._back)
-        seen: dict[str, list[Any]] = {}
         SEEN.clear()
-        SEEN.append(seen)
         refusals: list[str] = []
-        task.solver = _models()["gathered"](self._solver, asker)
+        task.solver = _gathered()(self._solver, asker)
         # A new name each time: Inspect keeps models and cached answers by name, and these weights are others.
         name = f"{os.getpid()}-{self._number}"
         model = get_model(f"autorl/{name}", asker=asker, refusals=refusals, memoize=False)
@@ -328,14 +325,14 @@ class Evaluation(Evaluations):
         if refusals:
             return {"error": refusals[0]}
         log = logs[0]
-        if log.error is not None and not seen:
+        if log.error is not None and not SEEN:
             return {"error": str(log.error.message)[:MAX_WORDS]}
-        found = {"rows": _outcomes(rows, log, seen), "metrics": _metrics(log)}
+        found = {"rows": _outcomes(rows, log, SEEN), "metrics": _metrics(log)}
         Path(log.location.removeprefix("file://")).unlink(missing_ok=True)  # read until here
         return found
 
 
-SEEN: list[dict[str, list[Any]]] = []
+SEEN: dict[str, list[Any]] = {}
 """What the hook below saw of each sample, in the present evaluation."""
 
 
@@ -384,14 +381,10 @@ def _metrics(log: Any) -> dict[str, float]:
     }
 
 
-_MADE: dict[str, Any] = {}
-
-
-def _models() -> dict[str, Any]:
+@functools.cache
+def _gathered() -> Any:
     """Return the solver around a task's own, after the providers and the hook are registered. Classes are made here, because Inspect
     takes a second to import."""
-    if _MADE:
-        return _MADE
     from inspect_ai.hooks import Hooks, SampleEnd, hooks
     from inspect_ai.model import ChatCompletionChoice, ChatMessageAssistant, ModelAPI, ModelOutput, ModelUsage, modelapi
     from inspect_ai.solver import solver
@@ -442,7 +435,7 @@ def _models() -> dict[str, Any]:
     @hooks(name="autorl", description="what became of each sample")
     class Ended(Hooks):
         async def on_sample_end(self, data: SampleEnd) -> None:
-            SEEN[0].setdefault(str(data.sample.id), []).append(data.sample)
+            SEEN.setdefault(str(data.sample.id), []).append(data.sample)
 
     @solver
     def gathered(inner: Any, asker: Any) -> Any:
@@ -456,8 +449,7 @@ def _models() -> dict[str, Any]:
 
         return solve
 
-    _MADE.update(gathered=gathered)
-    return _MADE
+    return gathered
 
 
 if __name__ == "__main__":

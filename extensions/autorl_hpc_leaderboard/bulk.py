@@ -24,17 +24,20 @@ def verdict_path(out: Path, bundle: Path) -> Path:
 
 def read_verdict(out: Path, bundle: Path) -> dict[str, Any] | None:
     """Return what `rescore --out OUT` wrote of these very bytes; null if nothing, or what can't be read: then it is scored again."""
-    path = verdict_path(out, bundle)
+    return _told(verdict_path(out, bundle))
+
+
+def _told(path: Path) -> dict[str, Any] | None:
     value = read_json_or_none(path)
     return value if isinstance(value, dict) and value.get("bundle_sha256") == path.stem else None
 
 
 def open_bundles(bundles: Sequence[Path], out: Path) -> list[Path]:
     """Return the bundles that have no verdict in `out` yet, each content once."""
-    different: dict[str, Path] = {}
+    different: dict[Path, Path] = {}
     for bundle in bundles:
-        different.setdefault(file_sha256(bundle), bundle)
-    return [bundle for bundle in different.values() if read_verdict(out, bundle) is None]
+        different.setdefault(verdict_path(out, bundle), bundle)
+    return [bundle for path, bundle in different.items() if _told(path) is None]
 
 
 def write_verdict(out: Path, bundle: Path, facts: dict[str, object]) -> None:
@@ -74,12 +77,12 @@ def submit(
     profile = load_profile(cluster)
     left = open_bundles(bundles, out)
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    names = {bundle: f"autorl-rescore-{file_sha256(bundle)[:16]}" for bundle in left}
+    digests = {bundle: file_sha256(bundle) for bundle in left}
+    names = {bundle: f"autorl-rescore-{digest[:16]}" for bundle, digest in digests.items()}
     alive = {job.name for job in slurm.alive(slurm.jobs(names.values()))} if left else set()
     request = Request(profile, profile.grader, MINUTES)
-    code = (
-        f"{PACKAGE.parent}:{Path(__file__).resolve().parent.parent}"  # this very version, whatever the job's Python has
-    )
+    # This very version, whatever the job's Python has.
+    code = f"{PACKAGE.parent}:{Path(__file__).resolve().parent.parent}"
     for bundle in left:
         if names[bundle] in alive:
             say(f"{bundle.name}: its job is waiting or running")
@@ -92,7 +95,7 @@ def submit(
             f"cd {shlex.quote(str(root))} || exit",
             f"exec {python} -m autorl_hpc {shlex.join(words)}\n",
         ]
-        log = out.absolute() / "logs" / f"{verdict_path(out, bundle).stem}.log"
+        log = out.absolute() / "logs" / f"{digests[bundle]}.log"
         slurm.sbatch("\n".join(lines), [f"--job-name={names[bundle]}", f"--output={log}", *request.options()])
         say(f"{bundle.name}: submitted, log {log}")
     return len(left)

@@ -79,11 +79,8 @@ def after_job(experiment: ExperimentDir) -> None:
         if mark.exists():
             return
         failed = send(asked, event, experiment.path.name, text)
-        if failed:  # not its words: an address is in some
-            print(
-                f"notify: not told by {', '.join(f'{way} ({type(why).__name__})' for way, why in failed.items())}",
-                flush=True,
-            )
+        if failed:
+            print(f"notify: not told by {', '.join(failed)}", flush=True)
         if len(failed) < len(ways(asked)):
             mark.parent.mkdir(exist_ok=True)
             atomic.publish_bytes(mark, b"")
@@ -140,14 +137,15 @@ def ways(asked: NotifyFile) -> dict[str, Callable[[Event, str, str], object]]:
     return found
 
 
-def send(asked: NotifyFile, event: Event, experiment: str, text: str) -> dict[str, Exception]:
-    """Send one message by every way that the file names; return the ways that did not take it, with why."""
-    failed: dict[str, Exception] = {}
+def send(asked: NotifyFile, event: Event, experiment: str, text: str) -> list[str]:
+    """Send one message by every way that the file names; return the ways that did not take it, each with the kind of its error, whose
+    words may hold an address."""
+    failed: list[str] = []
     for way, tell in ways(asked).items():
         try:
             tell(event, experiment, text)
         except Exception as error:
-            failed[way] = error
+            failed.append(f"{way} ({type(error).__name__})")
     return failed
 
 
@@ -166,5 +164,6 @@ def notify(
         raise typer.BadParameter("finished, failed or stuck")
     failed = send(asked, event, "test", f"a test of `autorl-hpc notify {event}`")  # type: ignore[arg-type]
     if failed:
-        told = ", ".join(f"{way} ({type(why).__name__})" for way, why in failed.items())
-        raise AutorlError(f"not told by {told}", where=FILE, next_step="correct that line", exit_code=Exit.FAILED)
+        raise AutorlError(
+            f"not told by {', '.join(failed)}", where=FILE, next_step="correct that line", exit_code=Exit.FAILED
+        )

@@ -18,7 +18,7 @@ with progress.bar("outer [b]", 4, in_bytes=False) as advance:
     for _ in range(4):
         time.sleep(0.15)
         advance(1)
-        for _ in progress.tracked(range(2), "inner", 2):
+        for _ in progress.tracked(range(2), "inner"):
             time.sleep(0.05)
 with progress.bar("bytes", 4 << 20) as advance:
     for _ in range(4):
